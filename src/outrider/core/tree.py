@@ -1,0 +1,80 @@
+"""The proposal of a drafter: a tree of tokens that hangs below the last committed token."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+ROOT = -1  # the parent index of a child of the root
+
+
+@dataclass(eq=False)
+class TokenTree:
+    """Nodes in an order where parents come first; among siblings the order is the draw order.
+
+    `parents[i]` is a node index or ROOT. A chain is `parents == [-1, 0, 1, ...]`; no nodes at all
+    is plain decoding. `q` holds, for node i, the distribution its token was drawn from, and is
+    given only when tokens were drawn at random and traversal verification will test them.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    source: str
+    confidence: list[float] | None = None
+    q: Tensor | None = None  # [nodes, vocabulary], rows sum to 1
+    with_replacement: bool = False  # how siblings were drawn from their shared row of q
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
+        for node, parent in enumerate(self.parents):
+            if not ROOT <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}; parents must come first")
+
+    @classmethod
+    def empty(cls) -> "TokenTree":
+        return cls([], [], source="none")
+
+    @classmethod
+    def chain(cls, tokens: list[int], source: str, q: Tensor | None = None) -> "TokenTree":
+        return cls(list(tokens), list(range(-1, len(tokens) - 1)), source, q=q)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Distance from the root, 1 for its children."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    @cached_property
+    def children(self) -> dict[int, list[int]]:
+        """Node (or ROOT) -> its children in draw order; leaves are absent."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(node)
+        return children
+
+    def path(self, node: int) -> list[int]:
+        """Node indices from the root's child down to `node`, inclusive; empty for ROOT."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def path_tokens(self, node: int) -> list[int]:
+        return [self.tokens[i] for i in self.path(node)]
+
+
+def ancestor_mask(parents: list[int]) -> Tensor:
+    """[n, n] bool: row i is True at i and at every ancestor of i. ROOT starts a path."""
+    mask = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if parent != ROOT:
+            mask[node] |= mask[parent]
+    return mask

@@ -1,0 +1,26 @@
+"""What verification decides, and what a drafter is told afterwards."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from outrider.core.request import Request
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The accepted path through one request's tree, and the target's own token after it."""
+
+    kept: list[int]  # node indices of the accepted path, root's child first
+    next_token: int
+    choices: list[int] | None = None  # target's token at the root and at every node (coupled only)
+
+
+class Span(NamedTuple):
+    """Committed text a drafter learns from: tokens[start : start + len(tokens)] of the request."""
+
+    request: Request
+    start: int
+    tokens: list[int]
+    hidden: Tensor | None = None  # [tokens, features]

@@ -1,0 +1,62 @@
+"""The one interface behind which every way of drafting lives."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from outrider.core.errors import ConfigError, unknown_name
+from outrider.core.request import Request
+from outrider.core.tree import TokenTree
+from outrider.core.verdict import Span
+from outrider.model.kv import KVCache
+from outrider.model.loading import LoadedModel
+
+Verification = Literal["coupled", "traversal"]
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """`speculative_config` after parsing; `options` are the drafter's own keys."""
+
+    method: str = "none"
+    num_speculative_tokens: int = 0
+    verification: Verification = "coupled"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Drafter:
+    """Proposes trees. It may be as wrong as it likes: the text does not depend on it.
+
+    `options` names the configuration keys a drafter takes, with their defaults. The engine calls
+    `bind` once, when the slots exist, and then per step `propose` and `observe`. A request's
+    `tokens` are the committed text, `slots` and `reserved` its KV slots; none may be changed.
+    """
+
+    name: ClassVar[str]
+    options: ClassVar[dict[str, Any]] = {}
+    default_length: ClassVar[int] = 4
+
+    needs_hidden: tuple[int | Literal["final"], ...] = ()
+    bytes_per_slot: int = 0  # its own KV, declared before the pool is sized
+
+    def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
+        self.config = config
+        for key in config.options:
+            if key not in self.options:
+                known = [*self.options, "method", "num_speculative_tokens", "verification"]
+                raise ConfigError(unknown_name(f"option of drafter {self.name!r}:", key, known))
+
+    def option(self, name: str) -> Any:
+        return self.config.options.get(name, self.options[name])
+
+    def bind(self, kv: KVCache) -> None:
+        """The pool exists now; slot ids run from 1 to `kv.total`."""
+
+    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
+        """One tree per request, of at most its budget of nodes. Changes no request."""
+        raise NotImplementedError
+
+    def observe(self, spans: list[Span]) -> None:
+        """What was committed since the last call: prompt chunks, prefix hits, accepted text."""
+
+    def release(self, request: Request) -> None:
+        """The request has left; forget it."""

@@ -1,0 +1,64 @@
+"""Prompt lookup: what followed the last time the text ended like this."""
+
+from outrider.core.errors import ConfigError
+from outrider.core.request import Request
+from outrider.core.tree import TokenTree
+from outrider.drafters.base import DraftConfig, Drafter
+from outrider.model.loading import LoadedModel
+
+Key = tuple[int, ...]
+
+
+class NgramIndex:
+    """Where each n-gram of one text ended last. Tokens are indexed once, never scanned again."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self.lengths = range(longest, shortest - 1, -1)
+        self._last_end: dict[Key, int] = {}
+        self._indexed = 0  # tokens that have been the last token of an indexed n-gram
+
+    def extend(self, tokens: list[int]) -> None:
+        # The n-grams that end at the text's last token stay out: nothing follows them yet, and a
+        # lookup would find the text's own end.
+        for end in range(self._indexed, len(tokens) - 1):
+            for n in self.lengths:
+                if n <= end + 1:
+                    self._last_end[tuple(tokens[end + 1 - n : end + 1])] = end
+        self._indexed = max(self._indexed, len(tokens) - 1)
+
+    def continuation(self, tokens: list[int], count: int) -> list[int]:
+        """Longest match first, the most recent among equals; a match near the end repeats."""
+        for n in self.lengths:
+            end = self._last_end.get(tuple(tokens[-n:])) if n <= len(tokens) else None
+            if end is not None:
+                period = len(tokens) - 1 - end
+                return [tokens[end + 1 + i % period] for i in range(count)]
+        return []
+
+
+class NgramDrafter(Drafter):
+    name = "ngram"
+    options = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}  # noqa: RUF012
+    default_length = 7
+
+    def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
+        super().__init__(config, target)
+        self.longest: int = self.option("prompt_lookup_max")
+        # Someone who asks for short matches only need not name the other end, too.
+        self.shortest: int = min(self.option("prompt_lookup_min"), self.longest)
+        if self.shortest < 1:
+            raise ConfigError(f"prompt_lookup_min={self.shortest} must be at least 1")
+        self._indices: dict[Request, NgramIndex] = {}
+
+    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
+        return [self._propose(request, k) for request, k in zip(batch, budgets, strict=True)]
+
+    def _propose(self, request: Request, budget: int) -> TokenTree:
+        index = self._indices.get(request)
+        if index is None:
+            index = self._indices[request] = NgramIndex(self.shortest, self.longest)
+        index.extend(request.tokens)
+        return TokenTree.chain(index.continuation(request.tokens, budget), source=self.name)
+
+    def release(self, request: Request) -> None:
+        self._indices.pop(request, None)

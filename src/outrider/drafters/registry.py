@@ -1,0 +1,61 @@
+"""Drafters by name. Nothing is imported before it is asked for."""
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from outrider.core.errors import ConfigError, unknown_name
+from outrider.drafters.base import DraftConfig, Drafter
+from outrider.model.loading import LoadedModel
+
+ENTRY_POINTS = "outrider.drafters"  # other packages register `name = "module:DrafterClass"` here
+
+BUILT_IN = {
+    "none": "outrider.drafters.none:NoDrafter",
+    "ngram": "outrider.drafters.ngram:NgramDrafter",
+    "draft_model": "outrider.drafters.draft_model:DraftModelDrafter",
+}
+
+
+def drafter_names() -> list[str]:
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+
+
+def drafter_class(name: str) -> type[Drafter]:
+    if name in BUILT_IN:
+        module, attribute = BUILT_IN[name].split(":")
+        found: Any = getattr(import_module(module), attribute)
+        return found  # type: ignore[no-any-return]
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        found = point.load()
+        if not (isinstance(found, type) and issubclass(found, Drafter)):
+            raise ConfigError(f"drafter {name!r} from {point.value} is not a subclass of Drafter")
+        return found
+    raise ConfigError(unknown_name("drafter", name, drafter_names()))
+
+
+def parse_config(given: None | str | dict[str, Any]) -> DraftConfig:
+    """A drafter's name, or a dict with vLLM's keys."""
+    if given is None:
+        return DraftConfig()
+    if isinstance(given, str):
+        given = {"method": given}
+    if not isinstance(given, dict):
+        raise ConfigError(f"speculative_config={given!r} must be a drafter's name or a dict")
+    options = dict(given)
+    # vLLM lets a model stand for the method.
+    method = options.pop("method", "draft_model" if "model" in options else None)
+    if not isinstance(method, str):
+        raise ConfigError("speculative_config needs a 'method', e.g. {'method': 'ngram'}")
+    drafter = drafter_class(method)
+    length = options.pop("num_speculative_tokens", drafter.default_length)
+    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+        raise ConfigError(f"num_speculative_tokens={length!r} must be a whole number, 0 or more")
+    verification = options.pop("verification", "coupled")
+    if verification not in ("coupled", "traversal"):
+        raise ConfigError(f"verification={verification!r} must be 'coupled' or 'traversal'")
+    return DraftConfig(method, length, verification, options)
+
+
+def make_drafter(config: DraftConfig, target: LoadedModel) -> Drafter:
+    return drafter_class(config.method)(config, target)

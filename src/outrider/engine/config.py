@@ -1,0 +1,44 @@
+"""The engine's options, their defaults, and how unknown ones are refused."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from outrider.core.errors import ConfigError, unknown_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Names are vLLM's where it has one."""
+
+    tokenizer: str | None = None  # another folder or hub id than the model's
+    revision: str | None = None  # of a hub id
+    dtype: str | torch.dtype = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    max_model_len: int | None = None  # default: what the model was trained for
+    max_num_seqs: int = 64  # sequences in one pass
+    max_num_batched_tokens: int = 512  # rows in one pass: prompts, roots and tree nodes
+    kv_cache_tokens: int | None = None  # slots; default: from free memory
+    memory_utilization: float = 0.5  # share of the free memory that slots may take
+    enable_prefix_caching: bool = True
+    reproducible: bool = False  # bitwise the same text for any drafter and batch; slower
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> "EngineConfig":
+        known = {field.name for field in fields(cls)}
+        for name in options:
+            if name not in known:
+                raise ConfigError(unknown_name("option", name, [*known, "speculative_config"]))
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
+        if not 0 < self.memory_utilization <= 1:
+            raise ConfigError(
+                f"memory_utilization={self.memory_utilization} must be above 0 and at most 1"
+            )

@@ -1,0 +1,281 @@
+"""The step: schedule, draft, forward, verify, commit, emit."""
+
+import secrets
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ConfigError, InvalidRequest, OutriderError
+from outrider.core.outputs import Delta
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request
+from outrider.core.tree import ROOT, TokenTree
+from outrider.core.verdict import Span, Verdict
+from outrider.drafters.registry import make_drafter, parse_config
+from outrider.engine.config import EngineConfig
+from outrider.engine.detokenize import Detokenizer
+from outrider.engine.intake import Intake
+from outrider.engine.report import token_logprobs
+from outrider.engine.scheduler import Scheduler, Work
+from outrider.engine.sequence import Job, Sequence
+from outrider.model.kv import KVCache, slots_that_fit
+from outrider.model.loading import fix_rotary, load_model
+from outrider.model.runner import Runner
+from outrider.model.segment import Segment
+from outrider.sampling.counts import Counts
+from outrider.sampling.rows import RowError
+from outrider.verify import verify
+
+
+class Engine:
+    """Requests join and leave at any step; `step` does one pass and returns what it wrote."""
+
+    def __init__(
+        self, model: str, speculative_config: None | str | dict[str, Any] = None, **options: Any
+    ) -> None:
+        self.config = config = EngineConfig.from_options(options)
+        self.draft_config = parse_config(speculative_config)
+        self.loaded = load_model(
+            model,
+            revision=config.revision,
+            dtype=config.dtype,
+            device=config.device,
+            tokenizer=config.tokenizer,
+            trust_remote_code=config.trust_remote_code,
+        )
+        self.max_model_len = self._context_length()
+        fix_rotary(self.loaded.model, self.max_model_len)
+        self.runner = Runner(self.loaded, reproducible=config.reproducible)
+        self.drafter = make_drafter(self.draft_config, self.loaded)
+        self.kv = KVCache(self._slots(), config.enable_prefix_caching)
+        self.max_model_len = min(self.max_model_len, self.kv.total)
+        self.runner.allocate(self.kv.total)
+        self.drafter.bind(self.kv)
+        self.scheduler = Scheduler(
+            self.kv,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            self.draft_config.num_speculative_tokens,
+        )
+        self.counts = Counts(self.runner.vocabulary, self.loaded.device)
+        self.intake = Intake(self.loaded, self.runner.vocabulary, self.max_model_len)
+        self.jobs: dict[str, Job] = {}
+
+    def _context_length(self) -> int:
+        longest, wanted = self.loaded.context_length, self.config.max_model_len
+        if wanted is not None and wanted > longest:
+            raise ConfigError(
+                f"max_model_len={wanted} is above what {self.loaded.name} was made for ({longest})"
+            )
+        return wanted or longest
+
+    def _slots(self) -> int:
+        if self.config.kv_cache_tokens is not None:
+            return self.config.kv_cache_tokens
+        # More slots than this could only serve the prefix cache.
+        useful = self.config.max_num_seqs * self.max_model_len
+        per_slot = self.runner.bytes_per_slot + self.drafter.bytes_per_slot
+        return slots_that_fit(
+            per_slot, self.loaded.device, useful, self.config.memory_utilization
+        )
+
+    # ---- requests ----
+
+    def add(
+        self,
+        prompt: str | list[int] | dict[str, Any],
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+    ) -> str:
+        """Queue a request; its id. Raises InvalidRequest at once when it could never be served."""
+        params = params or SamplingParams()
+        request_id = secrets.token_hex(8) if request_id is None else request_id
+        if request_id in self.jobs:
+            raise InvalidRequest(f"request id {request_id!r} is already in use")
+        checked = self.intake.check(prompt, params)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        job = Job(request_id, checked.text, checked.ids, seed, self.drafter.name)
+        for sample in range(params.n):
+            request = Request(
+                request_id, checked.ids, params, seed, sample, checked.stop_ids, checked.bad_words
+            )
+            detokenizer = Detokenizer(
+                self.loaded.tokenizer, params.skip_special_tokens, checked.ids
+            )
+            job.sequences.append(Sequence(request, job, checked.limit, detokenizer))
+            self.scheduler.add(job.sequences[-1])
+        self.jobs[request_id] = job
+        return request_id
+
+    def abort(self, request_id: str) -> list[Delta]:
+        """End a request now; its last deltas. An id that is not running is no error: it may just
+        have finished."""
+        job = self.jobs.get(request_id)
+        return self._end_job(job, "abort") if job else []
+
+    @property
+    def idle(self) -> bool:
+        return not self.jobs
+
+    # ---- the step ----
+
+    @torch.inference_mode()
+    def step(self) -> list[Delta]:
+        """One pass for everybody whose turn it is."""
+        work = self.scheduler.schedule()
+        try:
+            trees = self._draft(work)
+            logits = self.runner.forward(
+                [_segment(item, tree) for item, tree in zip(work, trees, strict=True)]
+            )
+            verdicts = self._verify(work, trees, logits)
+        except RowError as error:
+            return self._abandon(work, error)
+        self._commit(work, trees, verdicts, logits)
+        return self._emit(work)
+
+    def _draft(self, work: list[Work]) -> list[TokenTree]:
+        """One tree per item; empty where nothing was granted."""
+        drafting = [item for item in work if item.budget]
+        trees = {id(item): TokenTree.empty() for item in work}
+        if drafting:
+            proposed = self.drafter.propose(
+                [item.sequence.request for item in drafting], [item.budget for item in drafting]
+            )
+            for item, tree in zip(drafting, proposed, strict=True):
+                self._check_tree(tree, item.budget)
+                trees[id(item)] = tree
+        return [trees[id(item)] for item in work]
+
+    def _check_tree(self, tree: TokenTree, budget: int) -> None:
+        if len(tree) > budget or not all(0 <= t < self.runner.vocabulary for t in tree.tokens):
+            raise OutriderError(
+                f"drafter {self.drafter.name!r} proposed {len(tree)} nodes {tree.tokens} for a "
+                f"budget of {budget} and {self.runner.vocabulary} token ids; this is its fault"
+            )
+
+    def _verify(
+        self, work: list[Work], trees: list[TokenTree], logits: Tensor
+    ) -> dict[int, Verdict]:
+        """Verdicts by index of work; none for prompts that go on in the next pass."""
+        complete = [i for i, item in enumerate(work) if item.completes]
+        verdicts = verify(
+            [trees[i] for i in complete],
+            [work[i].sequence.request for i in complete],
+            logits,
+            self.counts,
+            self.draft_config.verification,
+        )
+        return dict(zip(complete, verdicts, strict=True))
+
+    def _commit(
+        self,
+        work: list[Work],
+        trees: list[TokenTree],
+        verdicts: dict[int, Verdict],
+        logits: Tensor,  # [rows with logits, vocabulary]
+    ) -> None:
+        """Keep the accepted nodes' slots, free the rest, and tell the drafter."""
+        spans, first_row = [], 0
+        for i, (item, tree) in enumerate(zip(work, trees, strict=True)):
+            request = item.sequence.request
+            start = len(request.slots)
+            kept: list[int] = []
+            if i in verdicts:
+                rows = logits[first_row : first_row + 1 + len(tree)]
+                kept = self._append(item.sequence, tree, verdicts[i], rows)
+                first_row += len(rows)
+            self.kv.commit(request, [*range(item.rows), *(item.rows + node for node in kept)])
+            if item.hit:
+                spans.append(Span(request, 0, request.tokens[: item.hit]))
+            spans.append(Span(request, start, request.tokens[start : len(request.slots)]))
+            if i in verdicts and item.rows > 1:  # a prompt is complete: others may start from it
+                self.kv.share(request)
+        self.drafter.observe(spans)
+
+    def _append(
+        self, sequence: Sequence, tree: TokenTree, verdict: Verdict, logits: Tensor
+    ) -> list[int]:
+        """Write the accepted tokens up to the text's end; the nodes that are part of it.
+
+        logits [1 + nodes, vocabulary]
+        """
+        request = sequence.request
+        entries: list[Any] = [None] * (len(verdict.kept) + 1)
+        if request.params.logprobs is not None:
+            entries = token_logprobs(
+                request, tree, verdict, logits, self.counts, self.loaded.tokenizer
+            )
+        writing = bool(request.output_ids)
+        kept: list[int] = []
+        for node, entry in zip(verdict.kept, entries, strict=False):
+            kept.append(node)
+            if sequence.append(tree.tokens[node], from_draft=True, logprobs=entry):
+                break
+        else:
+            sequence.append(verdict.next_token, from_draft=False, logprobs=entries[-1])
+        if writing:  # the first token comes from reading the prompt
+            sequence.speculation.record(len(tree), len(kept))
+        return kept
+
+    def _emit(self, work: list[Work]) -> list[Delta]:
+        """What each sequence gained; those that ended leave."""
+        deltas = []
+        for item in work:
+            sequence = item.sequence
+            if item.hit:
+                sequence.job.cached_tokens = max(sequence.job.cached_tokens, item.hit)
+            if sequence.finish_reason is not None:
+                self._leave(sequence)
+            delta = sequence.delta()
+            if delta.token_ids or delta.finish_reason:
+                deltas.append(delta)
+        self._check_when_idle()
+        return deltas
+
+    # ---- leaving ----
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        self.drafter.release(sequence.request)
+        self.counts.release(sequence.request)
+        if sequence.job.finished:
+            self.jobs.pop(sequence.job.id, None)
+
+    def _end_job(self, job: Job, reason: Any) -> list[Delta]:
+        ending = [sequence for sequence in job.sequences if sequence.finish_reason is None]
+        for sequence in ending:
+            sequence.fail(reason)
+            self._leave(sequence)
+        self._check_when_idle()
+        return [sequence.delta() for sequence in ending]
+
+    def _abandon(self, work: list[Work], error: RowError) -> list[Delta]:
+        """No token can be chosen for one request, so it ends (a user's processor broke, say).
+        Nothing was committed, so the others just take their turn again."""
+        for item in work:
+            self.kv.commit(item.sequence.request, [])
+        job = self.jobs[error.request.id]
+        job.error = str(error)
+        return self._end_job(job, "error")
+
+    def _check_when_idle(self) -> None:
+        if self.idle:
+            self.kv.check()
+
+
+def _segment(item: Work, tree: TokenTree) -> Segment:
+    """The pending rows as a chain, the tree below the last of them."""
+    request = item.sequence.request
+    start = len(request.slots)
+    last = item.rows - 1
+    parents = list(range(-1, last)) + [last if p == ROOT else item.rows + p for p in tree.parents]
+    tokens = request.tokens[start : start + item.rows] + tree.tokens
+    return Segment(
+        tokens,
+        parents,
+        request.reserved[: len(tokens)],
+        request.slots,
+        logits_from=last if item.completes else len(tokens),
+    )

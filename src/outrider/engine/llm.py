@@ -1,0 +1,171 @@
+"""The library's front door, shaped like vLLM's."""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from outrider.core.errors import InvalidRequest
+from outrider.core.outputs import CompletionOutput, Delta, RequestOutput, Speculation
+from outrider.core.params import SamplingParams
+from outrider.engine.engine import Engine
+from outrider.engine.progress import progress_bar
+
+Prompt = str | list[int] | dict[str, Any]
+Messages = list[dict[str, str]]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """`LLM("smollm2-135m", speculative_config="ngram")`; options are those of `EngineConfig`."""
+
+    def __init__(
+        self, model: str, speculative_config: None | str | dict[str, Any] = None, **options: Any
+    ) -> None:
+        self.engine = Engine(model, speculative_config, **options)
+        self._inbox: dict[str, deque[Delta]] = {}  # deltas of requests that somebody waits for
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.engine.loaded.tokenizer
+
+    @property
+    def model_name(self) -> str:
+        return self.engine.loaded.name
+
+    @property
+    def drafter_name(self) -> str:
+        return self.engine.drafter.name
+
+    def generate(
+        self, prompts: Prompt | list[Prompt], params: Params = None, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Continue each prompt as it is. A request that is refused has its `error` set while the
+        others finish; if all are refused, the first error is raised."""
+        batch = _as_list(prompts)
+        return self._complete([lambda p=p: p for p in batch], params, use_tqdm)  # type: ignore[misc]
+
+    def chat(
+        self, messages: Messages | list[Messages], params: Params = None, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, through the model's chat template."""
+        several = bool(messages) and isinstance(messages[0], list)
+        talks: list[Any] = messages if several else [messages]  # type: ignore[assignment]
+        return self._complete([lambda t=t: self.chat_prompt(t) for t in talks], params, use_tqdm)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+        """What is accepted, as it is accepted. Closing the iterator aborts the request."""
+        params = params or SamplingParams()
+        self.engine.intake.check(prompt, params)  # fail here, not at the first delta
+
+        def deltas() -> Iterator[Delta]:
+            yield from self._run([self._add(prompt, params)])
+
+        return deltas()
+
+    def chat_prompt(self, messages: Messages) -> list[int]:
+        """The token ids of a conversation, ready for the answer."""
+        tokenizer = self.tokenizer
+        if tokenizer is None or tokenizer.chat_template is None:
+            raise InvalidRequest(
+                f"{self.model_name} has no chat template; use generate with plain text (--raw)"
+            )
+        _check_messages(messages)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        # The template writes the special tokens itself.
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _add(self, prompt: Prompt, params: SamplingParams | None) -> str:
+        request_id = self.engine.add(prompt, params)
+        self._inbox[request_id] = deque()
+        return request_id
+
+    def _complete(
+        self, makers: list[Callable[[], Prompt]], params: Params, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        """Run the prompts that can be made and served, all in one batch."""
+        results: dict[int, RequestOutput] = {}
+        errors: list[InvalidRequest] = []
+        places: dict[str, int] = {}
+        each = _params_for(len(makers), params)
+        for place, (make, sampling) in enumerate(zip(makers, each, strict=True)):
+            try:
+                places[self._add(make(), sampling)] = place
+            except InvalidRequest as error:
+                errors.append(error)
+                results[place] = _refused(str(error))
+        if errors and not places:
+            raise errors[0]
+        for error in errors:
+            warnings.warn(f"a request was refused: {error}", stacklevel=3)
+        with progress_bar(len(places), "generating", shown=use_tqdm) as finished_one:
+            for delta in self._run(list(places)):
+                if delta.result is not None:
+                    results[places[delta.request_id]] = delta.result
+                    finished_one()
+        return [results[place] for place in range(len(makers))]
+
+    def _run(self, request_ids: list[str]) -> Iterator[Delta]:
+        """Step until these requests are finished. Several of these may run in turns: a delta of
+        another's request waits in its inbox."""
+        open_ids = set(request_ids)
+        try:
+            while open_ids:
+                if not any(self._inbox[i] for i in open_ids):
+                    for delta in self.engine.step():
+                        self._inbox[delta.request_id].append(delta)
+                for request_id in sorted(open_ids, key=request_ids.index):
+                    while self._inbox[request_id]:
+                        delta = self._inbox[request_id].popleft()
+                        if delta.result is not None:
+                            open_ids.discard(request_id)
+                        yield delta
+        finally:
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+                self._inbox.pop(request_id, None)
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    """One prompt is a batch of one; a list of ids is one prompt, not many."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    if not isinstance(prompts, list):
+        raise InvalidRequest(f"prompts must be a string, a dict or a list, not {prompts!r}")
+    one = bool(prompts) and all(isinstance(item, int) for item in prompts)
+    return [prompts] if one else prompts
+
+
+def _params_for(count: int, params: Params) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequest(f"{count} prompts but {len(params)} sampling params; give one or all")
+    return list(params)
+
+
+def _refused(message: str) -> RequestOutput:
+    output = CompletionOutput(index=0, text="", token_ids=[], finish_reason="error")
+    return RequestOutput(
+        request_id="",
+        prompt=None,
+        prompt_token_ids=[],
+        outputs=[output],
+        finished=True,
+        seed=0,
+        speculation=Speculation(),
+        error=message,
+    )
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a non-empty list of {'role': …, 'content': …}")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            raise InvalidRequest(f"a message needs 'role' and text 'content', not {message!r}")
+        if message.get("role") not in ("system", "user", "assistant", "tool"):
+            raise InvalidRequest(f"unknown role {message.get('role')!r} in a message")

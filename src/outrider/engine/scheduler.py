@@ -1,0 +1,112 @@
+"""Who takes part in the next pass, with how many rows: first come, first served."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from outrider.engine.sequence import Sequence
+from outrider.model.kv import KVCache
+
+
+@dataclass
+class Work:
+    """One sequence's share of a pass: `rows` pending tokens, then up to `budget` tree nodes."""
+
+    sequence: Sequence
+    rows: int
+    hit: int = 0  # tokens the prefix cache gave it as it was admitted
+    budget: int = 0
+
+    @property
+    def completes(self) -> bool:
+        """Whether the pass reaches the end of the text, so that it yields the next token."""
+        return self.rows == self.sequence.request.pending
+
+
+class Scheduler:
+    def __init__(self, kv: KVCache, max_sequences: int, max_rows: int, draft_length: int) -> None:
+        self.kv = kv
+        self.max_sequences = max_sequences
+        self.max_rows = max_rows
+        self.draft_length = draft_length
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of arrival
+        self.preemptions = 0
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.running
+        yield from self.waiting
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """The sequence has ended, in whatever state; its slots go to the cache or are free."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self.kv.close(sequence.request)
+
+    def schedule(self) -> list[Work]:
+        """Reserve slots for the next pass. Text being written goes before prompts being read,
+        prompts in the order of their arrival, drafts from what is left of rows and slots."""
+        work: dict[Sequence, Work] = {}
+        # A text mid-writing has one pending token; a prompt (or a preempted text) has many.
+        for sequence in sorted(self.running, key=lambda s: s.request.pending > 1):
+            if sequence in self.running:  # not preempted meanwhile
+                self._continue(sequence, work)
+        self._admit(work)
+        self._grant_drafts(list(work.values()))
+        return list(work.values())
+
+    def _rows_left(self, work: dict[Sequence, Work]) -> int:
+        return self.max_rows - sum(item.rows for item in work.values())
+
+    def _continue(self, sequence: Sequence, work: dict[Sequence, Work]) -> None:
+        rows = min(sequence.request.pending, self._rows_left(work))
+        if rows == 0:
+            return
+        while not self.kv.reserve(sequence.request, rows):
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            work.pop(youngest, None)
+            if youngest is sequence:
+                return
+        work[sequence] = Work(sequence, rows)
+
+    def _admit(self, work: dict[Sequence, Work]) -> None:
+        for sequence in list(self.waiting):
+            if len(self.running) >= self.max_sequences or self._rows_left(work) == 0:
+                return
+            if not sequence.ready:
+                continue
+            request = sequence.request
+            hit = self.kv.open(request)
+            rows = min(request.pending, self._rows_left(work))
+            if not self.kv.reserve(request, rows):
+                self.kv.close(request)
+                return
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            work[sequence] = Work(sequence, rows, hit)
+
+    def _grant_drafts(self, work: list[Work]) -> None:
+        rows_left = self.max_rows - sum(item.rows for item in work)
+        for item in work:
+            sequence = item.sequence
+            # The pass that ends a prompt drafts nothing: the drafter has not seen the text yet.
+            if not item.completes or item.rows > 1 or not sequence.request.output_ids:
+                continue
+            # The target adds a token of its own, so the last one need not be drafted.
+            budget = min(self.draft_length, sequence.remaining - 1, rows_left)
+            if budget > 0 and self.kv.reserve(sequence.request, budget):
+                item.budget = budget
+                rows_left -= budget
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Give back all its slots; its text so far stays and is computed again later."""
+        self.running.remove(sequence)
+        self.kv.close(sequence.request)
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1

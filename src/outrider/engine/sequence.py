@@ -1,0 +1,147 @@
+"""One sequence on its way through the engine, and the user's request it belongs to."""
+
+from dataclasses import dataclass, field
+
+from outrider.core.outputs import (
+    CompletionOutput,
+    Delta,
+    FinishReason,
+    Logprob,
+    RequestOutput,
+    Speculation,
+)
+from outrider.core.request import Request
+from outrider.engine.detokenize import Detokenizer, StopChecker
+
+
+class Sequence:
+    """Tokens in, text and an end out. Knows nothing of slots or passes."""
+
+    def __init__(self, request: Request, job: "Job", limit: int, detokenizer: Detokenizer) -> None:
+        self.request = request
+        self.job = job
+        self.limit = limit  # output tokens at most
+        self.text = ""
+        self.from_draft: list[bool] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.logprobs: list[dict[int, Logprob]] = []
+        self.cumulative_logprob = 0.0
+        self.speculation = Speculation(drafter=job.drafter)
+        self._detokenizer = detokenizer
+        params = request.params
+        self._stops = StopChecker(params.stop_strings, params.include_stop_str_in_output)
+        self._told_tokens = 0
+        self._told_text = 0
+
+    @property
+    def remaining(self) -> int:
+        return self.limit - self.request.position
+
+    @property
+    def ready(self) -> bool:
+        """Further samples of a request wait until the first has computed the prompt they share."""
+        first = self.job.sequences[0]
+        return first is self or bool(first.request.output_ids) or first.finish_reason is not None
+
+    def append(
+        self, token: int, from_draft: bool, logprobs: dict[int, Logprob] | None = None
+    ) -> bool:
+        """Commit one token; True if the text ends with it."""
+        request = self.request
+        request.append(token)
+        self.from_draft.append(from_draft)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+            self.cumulative_logprob += logprobs[token].logprob
+        may_stop = request.position > request.params.min_tokens
+        if may_stop and token in request.stop_ids:
+            # As in vLLM, an end token is part of the ids but not of the text.
+            self._end("stop", token)
+            return True
+        hit = self._add_text(self._detokenizer.push(token), may_stop)
+        if hit is not None:
+            self._end("stop", hit)
+        elif self.remaining <= 0:
+            self._end("length", None)
+        return self.finish_reason is not None
+
+    def _add_text(self, piece: str, may_stop: bool) -> str | None:
+        """The stop string that this piece completes, if any."""
+        if not may_stop:
+            self.text += piece
+            return None
+        emit, hit = self._stops.push(piece)
+        self.text += emit
+        return hit
+
+    def fail(self, reason: FinishReason) -> None:
+        if self.finish_reason is None:
+            self._end(reason, None)
+
+    def _end(self, reason: FinishReason, cause: int | str | None) -> None:
+        if not isinstance(cause, str):  # a stop string has cut the text already
+            self.text += self._stops.finish() + self._detokenizer.finish()
+        self.finish_reason = reason
+        self.stop_reason = cause
+
+    def output(self) -> CompletionOutput:
+        wants_logprobs = self.request.params.logprobs is not None
+        return CompletionOutput(
+            index=self.request.sample,
+            text=self.text,
+            token_ids=list(self.request.output_ids),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=list(self.logprobs) if wants_logprobs else None,
+            cumulative_logprob=self.cumulative_logprob if wants_logprobs else None,
+            from_draft=list(self.from_draft),
+        )
+
+    def delta(self) -> Delta:
+        """What is new since the last call."""
+        tokens, text = self._told_tokens, self._told_text
+        self._told_tokens, self._told_text = self.request.position, len(self.text)
+        return Delta(
+            request_id=self.job.id,
+            index=self.request.sample,
+            text=self.text[text:],
+            token_ids=self.request.output_ids[tokens:],
+            from_draft=self.from_draft[tokens:],
+            finish_reason=self.finish_reason,
+            result=self.job.output() if self.job.finished else None,
+        )
+
+
+@dataclass(eq=False)
+class Job:
+    """A user's request: n sequences that share a prompt."""
+
+    id: str
+    prompt: str | None
+    prompt_ids: list[int]
+    seed: int
+    drafter: str
+    sequences: list[Sequence] = field(default_factory=list)
+    cached_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def output(self) -> RequestOutput:
+        speculation = Speculation(drafter=self.drafter)
+        for sequence in self.sequences:
+            speculation.add(sequence.speculation)
+        return RequestOutput(
+            request_id=self.id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_ids,
+            outputs=[sequence.output() for sequence in self.sequences],
+            finished=self.finished,
+            seed=self.seed,
+            speculation=speculation,
+            num_cached_tokens=self.cached_tokens,
+            error=self.error,
+        )

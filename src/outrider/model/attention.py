@@ -1,0 +1,205 @@
+"""Attention over slots, registered under one name for every unforked Hugging Face module.
+
+The step's metadata does not travel through the modules' keyword arguments (some families drop
+them) but in a context that the runner opens around the call.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from outrider.model.segment import Group
+
+NAME = "outrider"
+CHUNK = 128  # keys per block of the shape-invariant attention
+
+
+@dataclass(eq=False)
+class LayerKV:
+    """One layer's memory, held by its attention module."""
+
+    keys: Tensor  # [slots, kv heads, head size]
+    values: Tensor  # [slots, kv heads, value head size]
+
+
+@dataclass(eq=False)
+class LayerCall:
+    """What an attention module asked for; recorded once, at load."""
+
+    module: nn.Module
+    kv_heads: int
+    head_size: int
+    value_head_size: int
+    window: int | None
+    softcap: float | None
+
+
+@dataclass(eq=False)
+class Pass:
+    """What the attention of one forward pass needs to know."""
+
+    write_slots: Tensor  # [rows]
+    groups: list[Group]
+    invariant: bool = False  # results must not depend on the shapes of other rows
+    recorded: list[LayerCall] | None = field(default=None)  # a pass that only looks at shapes
+
+
+_current: Pass | None = None
+
+
+@contextmanager
+def attending(step: Pass) -> Iterator[None]:
+    global _current
+    if _current is not None:
+        raise RuntimeError("a forward pass is already under way; passes do not nest")
+    _current = step
+    try:
+        yield
+    finally:
+        _current = None
+
+
+def outrider_attention(
+    module: nn.Module,
+    query: Tensor,  # [1, heads, rows, head size]
+    key: Tensor,  # [1, kv heads, rows, head size]
+    value: Tensor,  # [1, kv heads, rows, value head size]
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,  # [heads] attention sinks
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Write the new rows' KV, attend, and return [1, rows, heads, value head size]."""
+    step = _current
+    if step is None:
+        raise RuntimeError("this model is bound to Outrider's runner and cannot be called directly")
+    rows, heads = query.shape[2], query.shape[1]
+    out = query.new_zeros(rows, heads, value.shape[3])
+    if step.recorded is not None:
+        step.recorded.append(
+            LayerCall(
+                module, key.shape[1], key.shape[3], value.shape[3], sliding_window, softcap
+            )
+        )
+        return out.unsqueeze(0), None
+    memory: LayerKV = module.outrider_kv  # type: ignore[assignment]
+    memory.keys[step.write_slots] = key[0].transpose(0, 1)
+    memory.values[step.write_slots] = value[0].transpose(0, 1)
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    attend = _attend_invariant if step.invariant else _attend
+    for group in step.groups:
+        # Heads that share a KV head become further queries of it: no expanded copy of the keys.
+        q = query[0].transpose(0, 1)[group.rows]  # [sequences, queries, heads, head size]
+        mask = group.mask(sliding_window)
+        result = attend(q, memory, group.slots, mask, scale, softcap, s_aux)
+        out[group.real_rows] = result[group.real]
+    return out.unsqueeze(0), None
+
+
+def _fold_heads(q: Tensor, kv_heads: int) -> Tensor:
+    """[s, queries, heads, d] -> [s, kv heads, group * queries, d]."""
+    s, queries, heads, d = q.shape
+    folded = q.view(s, queries, kv_heads, heads // kv_heads, d).permute(0, 2, 3, 1, 4)
+    return folded.reshape(s, kv_heads, -1, d)
+
+
+def _unfold_heads(out: Tensor, queries: int) -> Tensor:
+    """[s, kv heads, group * queries, d] -> [s, queries, heads, d]."""
+    s, kv_heads, _, d = out.shape
+    return out.view(s, kv_heads, -1, queries, d).permute(0, 3, 1, 2, 4).reshape(s, queries, -1, d)
+
+
+def _attend(
+    q: Tensor,  # [s, queries, heads, head size]
+    memory: LayerKV,
+    slots: Tensor,  # [s, keys]
+    mask: Tensor,  # [s, queries, keys]
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """[s, queries, heads, value head size]."""
+    kv_heads, queries, heads = memory.keys.shape[1], q.shape[1], q.shape[2]
+    group = heads // kv_heads
+    k = memory.keys[slots].transpose(1, 2)  # [s, kv heads, keys, head size]
+    v = memory.values[slots].transpose(1, 2)
+    folded = _fold_heads(q, kv_heads)
+    mask = mask[:, None].expand(-1, group, -1, -1).flatten(1, 2)[:, None]  # [s, 1, group*queries, keys]
+    if softcap is None and sinks is None:
+        out = scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
+        return _unfold_heads(out, queries)
+    scores = (folded @ k.transpose(2, 3)).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~mask, -math.inf)
+    top = scores.amax(-1, keepdim=True)
+    if sinks is not None:  # a sink is one more score per head, with no value behind it
+        sink = _sink_column(sinks, kv_heads, queries)
+        top = torch.maximum(top, sink)
+    weights = torch.exp(scores - top)
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.exp(sink - top)
+    return _unfold_heads((weights / total).to(v.dtype) @ v, queries)
+
+
+def _sink_column(sinks: Tensor, kv_heads: int, queries: int) -> Tensor:
+    """[heads] -> [1, kv heads, group * queries, 1], in the order of the folded heads."""
+    return sinks.float().view(1, kv_heads, -1, 1).repeat_interleave(queries, dim=2)
+
+
+def _attend_invariant(
+    q: Tensor,  # [rows, 1, heads, head size]: every row is a sequence of its own
+    memory: LayerKV,
+    slots: Tensor,  # [rows, keys], keys a multiple of CHUNK
+    mask: Tensor,  # [rows, 1, keys]
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention by blocks of fixed shape, in fixed order: no result depends on other rows.
+
+    Masked keys add exact zeros, so neither the padding nor the longest row of the pass shows.
+    """
+    kv_heads = memory.keys.shape[1]
+    folded = _fold_heads(q, kv_heads).float()  # [rows, kv heads, group, head size]
+    blocks = [slice(start, start + CHUNK) for start in range(0, slots.shape[1], CHUNK)]
+    scores = []
+    top = torch.full((*folded.shape[:3], 1), -math.inf, device=q.device)
+    if sinks is not None:
+        sink = _sink_column(sinks, kv_heads, 1).expand_as(top)
+        top = sink
+    for block in blocks:
+        k = memory.keys[slots[:, block]].transpose(1, 2).float()  # [rows, kv heads, CHUNK, d]
+        block_scores = (folded @ k.transpose(2, 3)) * scale
+        if softcap is not None:
+            block_scores = softcap * torch.tanh(block_scores / softcap)
+        block_scores = block_scores.masked_fill(~mask[:, None, :, block], -math.inf)
+        top = torch.maximum(top, block_scores.amax(-1, keepdim=True))
+        scores.append(block_scores)
+    total = torch.zeros_like(top) if sinks is None else torch.exp(sink - top)
+    out = torch.zeros(*folded.shape[:3], memory.values.shape[2], device=q.device)
+    for block, block_scores in zip(blocks, scores, strict=True):
+        weights = torch.exp(block_scores - top)
+        v = memory.values[slots[:, block]].transpose(1, 2).float()
+        total = total + weights.sum(-1, keepdim=True)
+        out = out + weights @ v
+    return _unfold_heads((out / total).to(q.dtype), 1)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """The visible keys are in the pass's groups; the modules need no mask."""
+
+
+AttentionInterface.register(NAME, outrider_attention)
+AttentionMaskInterface.register(NAME, _no_mask)

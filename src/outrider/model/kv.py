@@ -1,0 +1,147 @@
+"""Who owns which KV slot: free, private to one request, or cached with a lock count."""
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from outrider.core.request import Request
+from outrider.model.radix import Node, RadixTree
+
+
+class SlotLeak(AssertionError):
+    """The slots do not add up: a fault in Outrider, never in a request."""
+
+
+@dataclass
+class Lease:
+    """What a request reads from the cache: its first `borrowed` slots, down to `node`."""
+
+    node: Node
+    borrowed: int
+
+
+class KVCache:
+    """Slots 1 to `total`; slot 0 is the scrap slot. Holds no tensors: the runners do."""
+
+    def __init__(self, total: int, prefix_caching: bool = True) -> None:
+        self.total = total
+        self.prefix_caching = prefix_caching
+        self.tree = RadixTree()
+        self._free = array("q", range(total, 0, -1))  # a stack: used memory stays small and warm
+        self._leases: dict[Request, Lease] = {}
+        # How often a slot was handed out. A drafter that notes it beside its own entry can tell
+        # for ever after whether the entry still belongs to the slot's present text.
+        self.generation = np.zeros(total + 1, dtype=np.int64)
+
+    def open(self, request: Request) -> int:
+        """Start a request: borrow the longest cached prefix; the number of tokens it covers.
+
+        The last token is always computed again, for its logits.
+        """
+        node, slots = self.tree.root, array("q")
+        if self.prefix_caching:
+            node, slots = self.tree.match(request.tokens[:-1])
+        self.tree.lock(node)
+        self._leases[request] = Lease(node, len(slots))
+        request.slots = slots
+        return len(slots)
+
+    def reserve(self, request: Request, count: int) -> bool:
+        """Set `count` more slots aside for the request, evicting cached text if need be."""
+        if len(self._free) < count:
+            self._free += self.tree.evict(count - len(self._free))
+        if len(self._free) < count:
+            return False
+        if count:
+            taken = self._free[-count:]
+            del self._free[-count:]
+            self.generation[np.array(taken)] += 1
+            request.reserved += taken[::-1]
+        return True
+
+    def commit(self, request: Request, keep: list[int]) -> None:
+        """Of the reserved slots, append those at the indices `keep` to the text; free the rest."""
+        kept = set(keep)
+        request.slots.extend(request.reserved[i] for i in keep)
+        self._free.extend(
+            request.reserved[i] for i in reversed(range(len(request.reserved))) if i not in kept
+        )
+        request.reserved = array("q")
+
+    def share(self, request: Request) -> None:
+        """Put the request's text into the prefix cache and go on reading it from there."""
+        if not self.prefix_caching:
+            return
+        lease = self._leases[request]
+        node, held = self.tree.insert(request.tokens[: len(request.slots)], request.slots)
+        own = request.slots[lease.borrowed :]
+        # Another request may have computed the same text meanwhile; then its slots are kept.
+        duplicates = [s for s, h in zip(own, held[lease.borrowed :], strict=True) if s != h]
+        self._free.extend(duplicates)
+        self.tree.lock(node)
+        self.tree.unlock(lease.node)
+        request.slots = held
+        self._leases[request] = Lease(node, len(held))
+
+    def close(self, request: Request) -> None:
+        """End a request: its text goes to the cache, everything else is free again."""
+        if request not in self._leases:
+            return
+        self.commit(request, [])
+        self.share(request)
+        lease = self._leases.pop(request)
+        self._free += request.slots[lease.borrowed :]
+        self.tree.unlock(lease.node)
+        request.slots = array("q")
+
+    @property
+    def available(self) -> int:
+        """Slots free now, before any eviction."""
+        return len(self._free)
+
+    def check(self) -> None:
+        """Every slot is free, private or cached, exactly once, and every lock has its request."""
+        nodes = list(self.tree.nodes())
+        private = [
+            part
+            for request, lease in self._leases.items()
+            for part in (request.slots[lease.borrowed :], request.reserved)
+        ]
+        everything = [self._free, *(node.slots for node in nodes), *private]
+        counted = np.bincount(
+            np.concatenate([np.array(part, dtype=np.int64) for part in everything]),
+            minlength=self.total + 1,
+        )
+        if len(counted) != self.total + 1 or counted[0] or (counted[1:] != 1).any():
+            lost = np.flatnonzero(counted[1 : self.total + 1] == 0) + 1
+            twice = np.flatnonzero(counted[1:] > 1) + 1
+            raise SlotLeak(f"KV slots lost: {lost[:8].tolist()}, owned twice: {twice[:8].tolist()}")
+        if self.tree.root.locks != len(self._leases):
+            raise SlotLeak(f"{self.tree.root.locks} locks for {len(self._leases)} requests")
+        for node in nodes:
+            below = sum(child.locks for child in node.children.values())
+            ending = sum(lease.node is node for lease in self._leases.values())
+            if node.locks != below + ending:
+                raise SlotLeak(f"a cached text has {node.locks} locks, {below + ending} are due")
+
+
+def slots_that_fit(
+    bytes_per_slot: int, device: torch.device, useful: int, utilization: float
+) -> int:
+    """As many slots as a share of the free memory holds, but no more than could ever be used."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+    else:
+        free = _free_host_memory()
+    return max(1, min(useful, int(free * utilization) // bytes_per_slot))
+
+
+def _free_host_memory() -> int:
+    try:
+        with open("/proc/meminfo") as lines:
+            fields = dict(line.split(":") for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return 8 << 30  # macOS and Windows do not tell without another package: a modest guess

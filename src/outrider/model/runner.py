@@ -1,0 +1,168 @@
+"""One packed forward pass over rows of many sequences, through an unforked Hugging Face module."""
+
+import logging
+from array import array
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ModelError
+from outrider.model.admission import admit
+from outrider.model.attention import CHUNK, LayerCall, LayerKV, Pass, attending
+from outrider.model.loading import LoadedModel
+from outrider.model.segment import Group, Segment, group_segments
+
+log = logging.getLogger(__name__)
+
+SCRAP = 0  # the slot that padding rows write and padding keys read; nobody owns it
+REPRODUCIBLE_ROWS = 8  # rows of every pass in reproducible mode
+
+
+class Runner:
+    """Owns one model's KV buffers. Slot ids come from outside, so that drafter and target agree."""
+
+    def __init__(self, loaded: LoadedModel, reproducible: bool = False) -> None:
+        self.loaded = loaded
+        self.model = loaded.model
+        self.device = loaded.device
+        self.layers: list[LayerCall] = admit(loaded)
+        self.fixed_rows = 0  # rows of every pass; 0: as many as there are
+        self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
+        self._want_reproducible = reproducible
+
+    @property
+    def bytes_per_slot(self) -> int:
+        size = torch.empty((), dtype=self.loaded.dtype).element_size()
+        return sum(
+            layer.kv_heads * (layer.head_size + layer.value_head_size) * size
+            for layer in self.layers
+        )
+
+    def allocate(self, slots: int) -> None:
+        """Memory for slots 1 to `slots`, plus the scrap slot."""
+        for layer in self.layers:
+            shape = (slots + 1, layer.kv_heads)
+            options = {"dtype": self.loaded.dtype, "device": self.device}
+            # Not filled: on a CPU, pages that no request ever uses are never taken.
+            keys = torch.empty(*shape, layer.head_size, **options)  # type: ignore[call-overload]
+            values = torch.empty(*shape, layer.value_head_size, **options)  # type: ignore[call-overload]
+            keys[SCRAP], values[SCRAP] = 0, 0
+            layer.module.outrider_kv = LayerKV(keys, values)  # type: ignore[assignment]
+        if self._want_reproducible:
+            self.fixed_rows = self._invariant_rows()
+
+    @torch.inference_mode()
+    def forward(self, segments: list[Segment]) -> Tensor:
+        """Logits [rows that need them, vocabulary], in the order of the segments."""
+        if self.fixed_rows:
+            return self._forward_fixed(segments)
+        rows = [token for segment in segments for token in segment.tokens]
+        wanted, first = [], 0
+        for segment in segments:
+            wanted += range(first + segment.logits_from, first + len(segment))
+            first += len(segment)
+        slots = np.concatenate([np.array(s.slots, dtype=np.int64) for s in segments])
+        step = Pass(
+            write_slots=torch.from_numpy(slots).to(self.device),
+            groups=[group.to(self.device) for group in group_segments(segments)],
+        )
+        positions = [position for segment in segments for position in segment.positions]
+        return self._call(rows, positions, wanted, step)
+
+    def _call(
+        self, tokens: list[int], positions: list[int], wanted: list[int], step: Pass
+    ) -> Tensor:
+        """[wanted rows, vocabulary]."""
+        with attending(step):
+            output = self.model(
+                input_ids=torch.tensor([tokens], device=self.device),
+                position_ids=torch.tensor([positions], device=self.device),
+                # A pass without wanted rows (a prefill chunk) still asks for one: 0 means all.
+                logits_to_keep=torch.tensor(wanted or [0], device=self.device),
+                use_cache=False,
+            )
+        return output.logits[0, : len(wanted)]
+
+    def _forward_fixed(self, segments: list[Segment]) -> Tensor:
+        """The same in blocks of exactly `fixed_rows` rows, each row attending on its own.
+
+        Every operation of every pass then has one shape, so a token's KV and logits are a bitwise
+        function of the text before it, however the rows were batched, drafted or recomputed.
+        """
+        rows = [row for segment in segments for row in _rows_of(segment)]
+        outputs = []
+        for start in range(0, len(rows), self.fixed_rows):
+            block = rows[start : start + self.fixed_rows]
+            logits = self._call_fixed(block)
+            outputs += [logits[i] for i, row in enumerate(block) if row.wanted]
+        return torch.stack(outputs) if outputs else torch.empty(0, self.vocabulary)
+
+    def _call_fixed(self, block: list["_Row"]) -> Tensor:
+        """[fixed_rows, vocabulary]; rows beyond the block are padding."""
+        padded = block + [_Row(0, [SCRAP], wanted=False)] * (self.fixed_rows - len(block))
+        keys = max(len(row.slots) for row in padded)
+        keys += -keys % CHUNK
+        slots = torch.zeros(len(padded), keys, dtype=torch.int64)
+        key_positions = torch.arange(keys).expand(len(padded), keys)
+        lengths = torch.tensor([len(row.slots) for row in padded])
+        for i, row in enumerate(padded):
+            slots[i, : len(row.slots)] = torch.from_numpy(np.array(row.slots, dtype=np.int64))
+        group = Group(
+            rows=torch.arange(len(padded))[:, None],
+            real=torch.ones(len(padded), 1, dtype=torch.bool),
+            slots=slots,
+            visible=(key_positions < lengths[:, None])[:, None],
+            query_positions=lengths[:, None] - 1,
+            key_positions=key_positions,
+        )
+        write = torch.tensor([row.slots[-1] for row in padded], device=self.device)
+        step = Pass(write, [group.to(self.device)], invariant=True)
+        positions = [len(row.slots) - 1 for row in padded]
+        tokens = [row.token for row in padded]
+        return self._call(tokens, positions, list(range(len(padded))), step)
+
+    @torch.inference_mode()
+    def _invariant_rows(self) -> int:
+        """The block size for reproducible mode: one where a row's place does not show in its bits.
+
+        A matrix product may treat the rows at its edge differently; then one row at a time is
+        what remains, and it is slower.
+        """
+        last = self.layers[0].module.outrider_kv.keys.shape[0] - 1  # type: ignore[union-attr]
+        for rows in (REPRODUCIBLE_ROWS, 1):
+            self.fixed_rows = rows
+            if rows > last:
+                continue
+            alike = self._call_fixed([_Row(1, [last - i], True) for i in range(rows)])
+            mixed = self._call_fixed([_Row(1 + i, [last - i], True) for i in range(rows)])
+            if bool((alike == alike[0]).all()) and bool((mixed[0] == alike[0]).all()):
+                return rows
+            log.warning(
+                "reproducible mode: this device's kernels treat the rows of a block of %d "
+                "differently; falling back to single rows, which is slower",
+                rows,
+            )
+        raise ModelError(
+            "reproducible mode is not possible here: even a pass of one row gives "
+            "different bits when repeated; use reproducible=False"
+        )
+
+
+class _Row:
+    """One row on its own: its token and the slots of its whole path, its own last."""
+
+    __slots__ = ("slots", "token", "wanted")
+
+    def __init__(self, token: int, slots: "list[int] | array[int]", wanted: bool) -> None:
+        self.token = token
+        self.slots = slots
+        self.wanted = wanted
+
+
+def _rows_of(segment: Segment) -> list[_Row]:
+    rows: list[_Row] = []
+    for i, (token, parent) in enumerate(zip(segment.tokens, segment.parents, strict=True)):
+        before = segment.context if parent < 0 else rows[parent].slots
+        rows.append(_Row(token, before + segment.slots[i : i + 1], i >= segment.logits_from))
+    return rows

@@ -1,0 +1,109 @@
+"""The rows that one sequence contributes to a pass, and how many sequences are packed together."""
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.tree import ancestor_mask
+
+
+@dataclass(eq=False)
+class Segment:
+    """New rows of one sequence: a chain of pending tokens, possibly with a tree below the last."""
+
+    tokens: list[int]
+    parents: list[int]  # index within the segment; -1 continues the context
+    slots: array  # where each row's KV goes
+    context: array  # slots of everything before the segment
+    logits_from: int  # rows from here on need logits; len(tokens) for none
+
+    @classmethod
+    def chain(cls, tokens: list[int], slots: array, context: array, logits_from: int) -> "Segment":
+        return cls(tokens, list(range(-1, len(tokens) - 1)), slots, context, logits_from)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def positions(self) -> list[int]:
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return [len(self.context) + depth for depth in depths]
+
+
+@dataclass(eq=False)
+class Group:
+    """Sequences of similar size that share one padded attention call."""
+
+    rows: Tensor  # [sequences, queries] index of the packed row; padding repeats row 0
+    real: Tensor  # [sequences, queries] bool, False for padding
+    slots: Tensor  # [sequences, keys]; padding is the scrap slot
+    visible: Tensor  # [sequences, queries, keys] bool
+    query_positions: Tensor  # [sequences, queries]
+    key_positions: Tensor  # [sequences, keys]
+
+    def __post_init__(self) -> None:
+        self._masks: dict[int | None, Tensor] = {None: self.visible}
+        self.real_rows = self.rows[self.real]  # [real rows]
+
+    def mask(self, window: int | None) -> Tensor:
+        """[sequences, queries, keys]: `visible`, cut to a sliding window; kept for all layers."""
+        if window not in self._masks:
+            distance = self.query_positions[:, :, None] - self.key_positions[:, None, :]
+            self._masks[window] = self.visible & (distance < window)
+        return self._masks[window]
+
+    def to(self, device: torch.device) -> "Group":
+        return Group(
+            *(
+                getattr(self, name).to(device, non_blocking=True)
+                for name in self.__dataclass_fields__
+            )
+        )
+
+
+def _bucket(size: int, smallest: int) -> int:
+    return max(smallest, 1 << (size - 1).bit_length())
+
+
+def group_segments(segments: list[Segment]) -> list[Group]:
+    """Pack similar sequences into one call each, so that padding at most doubles either side."""
+    buckets: dict[tuple[int, int], list[tuple[int, Segment]]] = {}
+    first_row = 0
+    for segment in segments:
+        keys = len(segment.context) + len(segment)
+        bucket = (_bucket(len(segment), 1), _bucket(keys, 128))
+        buckets.setdefault(bucket, []).append((first_row, segment))
+        first_row += len(segment)
+    return [_pad_group(members) for members in buckets.values()]
+
+
+def _pad_group(members: list[tuple[int, Segment]]) -> Group:
+    count = len(members)
+    queries = max(len(segment) for _, segment in members)
+    keys = max(len(segment.context) + len(segment) for _, segment in members)
+    rows = torch.zeros(count, queries, dtype=torch.int64)
+    real = torch.zeros(count, queries, dtype=torch.bool)
+    slots = torch.zeros(count, keys, dtype=torch.int64)
+    # Padding queries see the first key: a row that sees nothing would be NaN.
+    visible = torch.zeros(count, queries, keys, dtype=torch.bool)
+    visible[:, :, 0] = True
+    query_positions = torch.zeros(count, queries, dtype=torch.int64)
+    key_positions = torch.zeros(count, keys, dtype=torch.int64)
+    for i, (first_row, segment) in enumerate(members):
+        n, before = len(segment), len(segment.context)
+        positions = torch.tensor(segment.positions)
+        rows[i, :n] = torch.arange(first_row, first_row + n)
+        real[i, :n] = True
+        slots[i, :before] = torch.from_numpy(np.array(segment.context, dtype=np.int64))
+        slots[i, before : before + n] = torch.from_numpy(np.array(segment.slots, dtype=np.int64))
+        visible[i, :n, :before] = True
+        visible[i, :n, before : before + n] = ancestor_mask(segment.parents)
+        query_positions[i, :n] = positions
+        key_positions[i, :before] = torch.arange(before)
+        key_positions[i, before : before + n] = positions
+    return Group(rows, real, slots, visible, query_positions, key_positions)
