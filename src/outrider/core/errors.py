@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 
 class OutriderError(Exception):
-    """Base of everything Outrider raises on purpose; the command line prints it and exits with 2."""
+    """Base of all that Outrider raises on purpose; the command line prints it and exits with 2."""
 
 
 class ConfigError(OutriderError):

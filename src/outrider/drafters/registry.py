@@ -24,8 +24,8 @@ def drafter_names() -> list[str]:
 def drafter_class(name: str) -> type[Drafter]:
     if name in BUILT_IN:
         module, attribute = BUILT_IN[name].split(":")
-        found: Any = getattr(import_module(module), attribute)
-        return found  # type: ignore[no-any-return]
+        built_in: type[Drafter] = getattr(import_module(module), attribute)
+        return built_in
     for point in entry_points(group=ENTRY_POINTS, name=name):
         found = point.load()
         if not (isinstance(found, type) and issubclass(found, Drafter)):
@@ -34,7 +34,7 @@ def drafter_class(name: str) -> type[Drafter]:
     raise ConfigError(unknown_name("drafter", name, drafter_names()))
 
 
-def parse_config(given: None | str | dict[str, Any]) -> DraftConfig:
+def parse_config(given: str | dict[str, Any] | None) -> DraftConfig:
     """A drafter's name, or a dict with vLLM's keys."""
     if given is None:
         return DraftConfig()

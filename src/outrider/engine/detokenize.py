@@ -56,13 +56,15 @@ class Detokenizer:
             self._window.pop()  # a skipped token: any number of them must not fill the window
             return ""
         settled = self._text.rstrip(REPLACEMENT)  # more bytes may turn the rest into a character
+        full = len(self._window) >= LIMIT
         if settled == self._text:
             self._clean.append(len(self._window))
-        if len(self._window) >= LIMIT:
+        elif full:
             settled = self._text.removesuffix(REPLACEMENT)
         piece = settled[self._given :]
         self._given = max(self._given, len(settled))
-        if len(self._window) >= WINDOW:
+        # In the middle of a character the text may be shorter or longer than it will be.
+        if full or (len(self._window) >= WINDOW and settled == self._text):
             self._shorten()
         return piece
 

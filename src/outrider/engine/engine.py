@@ -32,7 +32,7 @@ class Engine:
     """Requests join and leave at any step; `step` does one pass and returns what it wrote."""
 
     def __init__(
-        self, model: str, speculative_config: None | str | dict[str, Any] = None, **options: Any
+        self, model: str, speculative_config: str | dict[str, Any] | None = None, **options: Any
     ) -> None:
         self.config = config = EngineConfig.from_options(options)
         self.draft_config = parse_config(speculative_config)
@@ -76,9 +76,7 @@ class Engine:
         # More slots than this could only serve the prefix cache.
         useful = self.config.max_num_seqs * self.max_model_len
         per_slot = self.runner.bytes_per_slot + self.drafter.bytes_per_slot
-        return slots_that_fit(
-            per_slot, self.loaded.device, useful, self.config.memory_utilization
-        )
+        return slots_that_fit(per_slot, self.loaded.device, useful, self.config.memory_utilization)
 
     # ---- requests ----
 
@@ -126,12 +124,15 @@ class Engine:
         work = self.scheduler.schedule()
         try:
             trees = self._draft(work)
-            logits = self.runner.forward(
-                [_segment(item, tree) for item, tree in zip(work, trees, strict=True)]
-            )
+            logits = self._forward(work, trees)
             verdicts = self._verify(work, trees, logits)
-        except RowError as error:
-            return self._abandon(work, error)
+        except BaseException as error:
+            # Nothing was committed: the slots go back, and everybody takes their turn again.
+            for item in work:
+                self.kv.commit(item.sequence.request, [])
+            if isinstance(error, RowError):
+                return self._fail(error)
+            raise
         self._commit(work, trees, verdicts, logits)
         return self._emit(work)
 
@@ -154,6 +155,11 @@ class Engine:
                 f"drafter {self.drafter.name!r} proposed {len(tree)} nodes {tree.tokens} for a "
                 f"budget of {budget} and {self.runner.vocabulary} token ids; this is its fault"
             )
+
+    def _forward(self, work: list[Work], trees: list[TokenTree]) -> Tensor:
+        """[rows with logits, vocabulary]: of each text that is complete, root first."""
+        segments = [_segment(item, tree) for item, tree in zip(work, trees, strict=True)]
+        return self.runner.forward(segments)
 
     def _verify(
         self, work: list[Work], trees: list[TokenTree], logits: Tensor
@@ -187,9 +193,10 @@ class Engine:
                 kept = self._append(item.sequence, tree, verdicts[i], rows)
                 first_row += len(rows)
             self.kv.commit(request, [*range(item.rows), *(item.rows + node for node in kept)])
-            if item.hit:
-                spans.append(Span(request, 0, request.tokens[: item.hit]))
+            if item.sequence.observed < start:  # what the prefix cache held
+                spans.append(Span(request, 0, request.tokens[:start]))
             spans.append(Span(request, start, request.tokens[start : len(request.slots)]))
+            item.sequence.observed = len(request.slots)
             if i in verdicts and item.rows > 1:  # a prompt is complete: others may start from it
                 self.kv.share(request)
         self.drafter.observe(spans)
@@ -224,8 +231,6 @@ class Engine:
         deltas = []
         for item in work:
             sequence = item.sequence
-            if item.hit:
-                sequence.job.cached_tokens = max(sequence.job.cached_tokens, item.hit)
             if sequence.finish_reason is not None:
                 self._leave(sequence)
             delta = sequence.delta()
@@ -251,11 +256,8 @@ class Engine:
         self._check_when_idle()
         return [sequence.delta() for sequence in ending]
 
-    def _abandon(self, work: list[Work], error: RowError) -> list[Delta]:
-        """No token can be chosen for one request, so it ends (a user's processor broke, say).
-        Nothing was committed, so the others just take their turn again."""
-        for item in work:
-            self.kv.commit(item.sequence.request, [])
+    def _fail(self, error: RowError) -> list[Delta]:
+        """No token can be chosen for one request (a user's processor broke, say), so it ends."""
         job = self.jobs[error.request.id]
         job.error = str(error)
         return self._end_job(job, "error")

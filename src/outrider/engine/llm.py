@@ -20,7 +20,7 @@ class LLM:
     """`LLM("smollm2-135m", speculative_config="ngram")`; options are those of `EngineConfig`."""
 
     def __init__(
-        self, model: str, speculative_config: None | str | dict[str, Any] = None, **options: Any
+        self, model: str, speculative_config: str | dict[str, Any] | None = None, **options: Any
     ) -> None:
         self.engine = Engine(model, speculative_config, **options)
         self._inbox: dict[str, deque[Delta]] = {}  # deltas of requests that somebody waits for
@@ -38,24 +38,28 @@ class LLM:
         return self.engine.drafter.name
 
     def generate(
-        self, prompts: Prompt | list[Prompt], params: Params = None, use_tqdm: bool = True
+        self, prompts: Prompt | list[Prompt], sampling_params: Params = None, use_tqdm: bool = True
     ) -> list[RequestOutput]:
         """Continue each prompt as it is. A request that is refused has its `error` set while the
         others finish; if all are refused, the first error is raised."""
-        batch = _as_list(prompts)
-        return self._complete([lambda p=p: p for p in batch], params, use_tqdm)  # type: ignore[misc]
+        return self._complete(_as_list(prompts), lambda p: p, sampling_params, use_tqdm)
 
     def chat(
-        self, messages: Messages | list[Messages], params: Params = None, use_tqdm: bool = True
+        self,
+        messages: Messages | list[Messages],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
         several = bool(messages) and isinstance(messages[0], list)
-        talks: list[Any] = messages if several else [messages]  # type: ignore[assignment]
-        return self._complete([lambda t=t: self.chat_prompt(t) for t in talks], params, use_tqdm)
+        talks: list[Any] = messages if several else [messages]
+        return self._complete(talks, self.chat_prompt, sampling_params, use_tqdm)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[Delta]:
         """What is accepted, as it is accepted. Closing the iterator aborts the request."""
-        params = params or SamplingParams()
+        params = sampling_params or SamplingParams()
         self.engine.intake.check(prompt, params)  # fail here, not at the first delta
 
         def deltas() -> Iterator[Delta]:
@@ -82,29 +86,29 @@ class LLM:
         return request_id
 
     def _complete(
-        self, makers: list[Callable[[], Prompt]], params: Params, use_tqdm: bool
+        self, batch: list[Any], prompt_of: Callable[[Any], Prompt], params: Params, use_tqdm: bool
     ) -> list[RequestOutput]:
-        """Run the prompts that can be made and served, all in one batch."""
+        """Run all that can be served in one batch."""
         results: dict[int, RequestOutput] = {}
         errors: list[InvalidRequest] = []
         places: dict[str, int] = {}
-        each = _params_for(len(makers), params)
-        for place, (make, sampling) in enumerate(zip(makers, each, strict=True)):
+        each = _params_for(len(batch), params)
+        for place, (item, sampling) in enumerate(zip(batch, each, strict=True)):
             try:
-                places[self._add(make(), sampling)] = place
+                places[self._add(prompt_of(item), sampling)] = place
             except InvalidRequest as error:
                 errors.append(error)
                 results[place] = _refused(str(error))
         if errors and not places:
             raise errors[0]
-        for error in errors:
-            warnings.warn(f"a request was refused: {error}", stacklevel=3)
+        for refusal in errors:
+            warnings.warn(f"a request was refused: {refusal}", stacklevel=3)
         with progress_bar(len(places), "generating", shown=use_tqdm) as finished_one:
             for delta in self._run(list(places)):
                 if delta.result is not None:
                     results[places[delta.request_id]] = delta.result
                     finished_one()
-        return [results[place] for place in range(len(makers))]
+        return [results[place] for place in range(len(batch))]
 
     def _run(self, request_ids: list[str]) -> Iterator[Delta]:
         """Step until these requests are finished. Several of these may run in turns: a delta of
@@ -114,7 +118,8 @@ class LLM:
             while open_ids:
                 if not any(self._inbox[i] for i in open_ids):
                     for delta in self.engine.step():
-                        self._inbox[delta.request_id].append(delta)
+                        if delta.request_id in self._inbox:  # else somebody drives the engine, too
+                            self._inbox[delta.request_id].append(delta)
                 for request_id in sorted(open_ids, key=request_ids.index):
                     while self._inbox[request_id]:
                         delta = self._inbox[request_id].popleft()

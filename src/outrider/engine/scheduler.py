@@ -14,7 +14,6 @@ class Work:
 
     sequence: Sequence
     rows: int
-    hit: int = 0  # tokens the prefix cache gave it as it was admitted
     budget: int = 0
 
     @property
@@ -89,7 +88,8 @@ class Scheduler:
                 return
             self.waiting.remove(sequence)
             self.running.append(sequence)
-            work[sequence] = Work(sequence, rows, hit)
+            sequence.admit(hit)
+            work[sequence] = Work(sequence, rows)
 
     def _grant_drafts(self, work: list[Work]) -> None:
         rows_left = self.max_rows - sum(item.rows for item in work)

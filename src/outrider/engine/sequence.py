@@ -28,6 +28,8 @@ class Sequence:
         self.logprobs: list[dict[int, Logprob]] = []
         self.cumulative_logprob = 0.0
         self.speculation = Speculation(drafter=job.drafter)
+        self.cached_tokens: int | None = None  # of the prompt, when first admitted
+        self.observed = 0  # tokens whose rows the drafter has been told of
         self._detokenizer = detokenizer
         params = request.params
         self._stops = StopChecker(params.stop_strings, params.include_stop_str_in_output)
@@ -43,6 +45,12 @@ class Sequence:
         """Further samples of a request wait until the first has computed the prompt they share."""
         first = self.job.sequences[0]
         return first is self or bool(first.request.output_ids) or first.finish_reason is not None
+
+    def admit(self, hit: int) -> None:
+        """It joins the running ones, perhaps again; the cache holds its first `hit` tokens."""
+        self.observed = 0
+        if self.cached_tokens is None:
+            self.cached_tokens = hit
 
     def append(
         self, token: int, from_draft: bool, logprobs: dict[int, Logprob] | None = None
@@ -123,7 +131,6 @@ class Job:
     seed: int
     drafter: str
     sequences: list[Sequence] = field(default_factory=list)
-    cached_tokens: int = 0
     error: str | None = None
 
     @property
@@ -142,6 +149,6 @@ class Job:
             finished=self.finished,
             seed=self.seed,
             speculation=speculation,
-            num_cached_tokens=self.cached_tokens,
+            num_cached_tokens=max(sequence.cached_tokens or 0 for sequence in self.sequences),
             error=self.error,
         )

@@ -32,7 +32,7 @@ def admit(loaded: LoadedModel) -> list[LayerCall]:
     layers = _record(loaded, probes)
     _check_layers(model, layers)
     got = _packed_logits(loaded, layers, probes)
-    error = float((got - expected).norm() / expected.norm())
+    error = _difference(got, expected)
     allowed = TOLERANCE.get(loaded.dtype, LOW_PRECISION)
     if not error <= allowed:  # also catches NaN
         raise ModelError(
@@ -40,6 +40,16 @@ def admit(loaded: LoadedModel) -> list[LayerCall]:
             f"by {error:.1e} (allowed {allowed:.0e}); this family is not supported"
         )
     return layers
+
+
+def _difference(got: Tensor, expected: Tensor) -> float:
+    """The upper quartile of the rows' relative errors; both [rows, vocabulary].
+
+    Not the worst row: in low precision, rounding may send a token to another expert. A leak or a
+    wrong position shows in most rows of the second probe.
+    """
+    errors = (got - expected).norm(dim=1) / expected.norm(dim=1)
+    return float(errors.quantile(0.75))
 
 
 def _vocabulary(model: nn.Module) -> int:
@@ -113,12 +123,12 @@ def _check_layers(model: nn.Module, layers: list[LayerCall]) -> None:
         if kind_of_layer == "sliding_attention" and layer.window is None:
             raise ModelError(f"{kind}: layer {index} slides, but its window is not handed over")
     if getattr(config, "attn_logit_softcapping", None) and any(x.softcap is None for x in layers):
-        raise ModelError(f"{kind}: attention scores are soft-capped, but the cap is not handed over")
+        raise ModelError(
+            f"{kind}: attention scores are soft-capped, but the cap is not handed over"
+        )
 
 
-def _packed_logits(
-    loaded: LoadedModel, layers: list[LayerCall], probes: list[list[int]]
-) -> Tensor:
+def _packed_logits(loaded: LoadedModel, layers: list[LayerCall], probes: list[list[int]]) -> Tensor:
     """[all probe tokens, vocabulary], through real slots."""
     slots = sum(PROBE_LENGTHS) + 1
     for layer in layers:

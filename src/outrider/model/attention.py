@@ -87,14 +87,12 @@ def outrider_attention(
     out = query.new_zeros(rows, heads, value.shape[3])
     if step.recorded is not None:
         step.recorded.append(
-            LayerCall(
-                module, key.shape[1], key.shape[3], value.shape[3], sliding_window, softcap
-            )
+            LayerCall(module, key.shape[1], key.shape[3], value.shape[3], sliding_window, softcap)
         )
         return out.unsqueeze(0), None
     memory: LayerKV = module.outrider_kv  # type: ignore[assignment]
-    memory.keys[step.write_slots] = key[0].transpose(0, 1)
-    memory.values[step.write_slots] = value[0].transpose(0, 1)
+    memory.keys.index_copy_(0, step.write_slots, key[0].transpose(0, 1))
+    memory.values.index_copy_(0, step.write_slots, value[0].transpose(0, 1))
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     attend = _attend_invariant if step.invariant else _attend
     for group in step.groups:
@@ -102,7 +100,7 @@ def outrider_attention(
         q = query[0].transpose(0, 1)[group.rows]  # [sequences, queries, heads, head size]
         mask = group.mask(sliding_window)
         result = attend(q, memory, group.slots, mask, scale, softcap, s_aux)
-        out[group.real_rows] = result[group.real]
+        out[group.real_rows] = result.flatten(0, 1)[group.real]
     return out.unsqueeze(0), None
 
 
@@ -131,10 +129,12 @@ def _attend(
     """[s, queries, heads, value head size]."""
     kv_heads, queries, heads = memory.keys.shape[1], q.shape[1], q.shape[2]
     group = heads // kv_heads
-    k = memory.keys[slots].transpose(1, 2)  # [s, kv heads, keys, head size]
-    v = memory.values[slots].transpose(1, 2)
+    k = _gather(memory.keys, slots)  # [s, kv heads, keys, head size]
+    v = _gather(memory.values, slots)
     folded = _fold_heads(q, kv_heads)
-    mask = mask[:, None].expand(-1, group, -1, -1).flatten(1, 2)[:, None]  # [s, 1, group*queries, keys]
+    mask = (
+        mask[:, None].expand(-1, group, -1, -1).flatten(1, 2)[:, None]
+    )  # [s, 1, group*queries, keys]
     if softcap is None and sinks is None:
         out = scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
         return _unfold_heads(out, queries)
@@ -151,6 +151,12 @@ def _attend(
     if sinks is not None:
         total = total + torch.exp(sink - top)
     return _unfold_heads((weights / total).to(v.dtype) @ v, queries)
+
+
+def _gather(buffer: Tensor, slots: Tensor) -> Tensor:
+    """[slots, kv heads, d] at [s, keys] -> [s, kv heads, keys, d]."""
+    rows = buffer.index_select(0, slots.flatten())  # whole rows: much faster than indexing
+    return rows.view(*slots.shape, *buffer.shape[1:]).transpose(1, 2)
 
 
 def _sink_column(sinks: Tensor, kv_heads: int, queries: int) -> Tensor:
@@ -180,7 +186,7 @@ def _attend_invariant(
         sink = _sink_column(sinks, kv_heads, 1).expand_as(top)
         top = sink
     for block in blocks:
-        k = memory.keys[slots[:, block]].transpose(1, 2).float()  # [rows, kv heads, CHUNK, d]
+        k = _gather(memory.keys, slots[:, block]).float()  # [rows, kv heads, CHUNK, d]
         block_scores = (folded @ k.transpose(2, 3)) * scale
         if softcap is not None:
             block_scores = softcap * torch.tanh(block_scores / softcap)
@@ -191,7 +197,7 @@ def _attend_invariant(
     out = torch.zeros(*folded.shape[:3], memory.values.shape[2], device=q.device)
     for block, block_scores in zip(blocks, scores, strict=True):
         weights = torch.exp(block_scores - top)
-        v = memory.values[slots[:, block]].transpose(1, 2).float()
+        v = _gather(memory.values, slots[:, block]).float()
         total = total + weights.sum(-1, keepdim=True)
         out = out + weights @ v
     return _unfold_heads((out / total).to(q.dtype), 1)

@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -140,8 +141,8 @@ def slots_that_fit(
 
 def _free_host_memory() -> int:
     try:
-        with open("/proc/meminfo") as lines:
-            fields = dict(line.split(":") for line in lines)
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        fields = dict(line.split(":") for line in lines)
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
         return 8 << 30  # macOS and Windows do not tell without another package: a modest guess

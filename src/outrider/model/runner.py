@@ -5,7 +5,7 @@ from array import array
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.core.errors import ModelError
 from outrider.model.admission import admit
@@ -58,7 +58,8 @@ class Runner:
         if self.fixed_rows:
             return self._forward_fixed(segments)
         rows = [token for segment in segments for token in segment.tokens]
-        wanted, first = [], 0
+        wanted: list[int] = []
+        first = 0
         for segment in segments:
             wanted += range(first + segment.logits_from, first + len(segment))
             first += len(segment)
@@ -100,7 +101,9 @@ class Runner:
 
     def _call_fixed(self, block: list["_Row"]) -> Tensor:
         """[fixed_rows, vocabulary]; rows beyond the block are padding."""
-        padded = block + [_Row(0, [SCRAP], wanted=False)] * (self.fixed_rows - len(block))
+        padded = block + [_Row(0, array("q", [SCRAP]), wanted=False)] * (
+            self.fixed_rows - len(block)
+        )
         keys = max(len(row.slots) for row in padded)
         keys += -keys % CHUNK
         slots = torch.zeros(len(padded), keys, dtype=torch.int64)
@@ -110,7 +113,7 @@ class Runner:
             slots[i, : len(row.slots)] = torch.from_numpy(np.array(row.slots, dtype=np.int64))
         group = Group(
             rows=torch.arange(len(padded))[:, None],
-            real=torch.ones(len(padded), 1, dtype=torch.bool),
+            real=torch.arange(len(padded)),
             slots=slots,
             visible=(key_positions < lengths[:, None])[:, None],
             query_positions=lengths[:, None] - 1,
@@ -127,15 +130,19 @@ class Runner:
         """The block size for reproducible mode: one where a row's place does not show in its bits.
 
         A matrix product may treat the rows at its edge differently; then one row at a time is
-        what remains, and it is slower.
+        what remains, and it is slower. So it is with experts: how many rows of a block go to the
+        same one shapes its product, and no probe could try all cases.
         """
-        last = self.layers[0].module.outrider_kv.keys.shape[0] - 1  # type: ignore[union-attr]
-        for rows in (REPRODUCIBLE_ROWS, 1):
+        memory: LayerKV = self.layers[0].module.outrider_kv  # type: ignore[assignment]
+        last = memory.keys.shape[0] - 1
+        for rows in (1,) if _has_experts(self.model) else (REPRODUCIBLE_ROWS, 1):
             self.fixed_rows = rows
             if rows > last:
                 continue
-            alike = self._call_fixed([_Row(1, [last - i], True) for i in range(rows)])
-            mixed = self._call_fixed([_Row(1 + i, [last - i], True) for i in range(rows)])
+            alike = self._call_fixed([_Row(1, array("q", [last - i]), True) for i in range(rows)])
+            mixed = self._call_fixed(
+                [_Row(1 + i, array("q", [last - i]), True) for i in range(rows)]
+            )
             if bool((alike == alike[0]).all()) and bool((mixed[0] == alike[0]).all()):
                 return rows
             log.warning(
@@ -149,12 +156,17 @@ class Runner:
         )
 
 
+def _has_experts(model: nn.Module) -> bool:
+    named = (f"{name} {type(module).__name__}" for name, module in model.named_modules())
+    return any("expert" in name.lower() for name in named)
+
+
 class _Row:
     """One row on its own: its token and the slots of its whole path, its own last."""
 
     __slots__ = ("slots", "token", "wanted")
 
-    def __init__(self, token: int, slots: "list[int] | array[int]", wanted: bool) -> None:
+    def __init__(self, token: int, slots: array, wanted: bool) -> None:
         self.token = token
         self.slots = slots
         self.wanted = wanted

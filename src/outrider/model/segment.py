@@ -40,7 +40,7 @@ class Group:
     """Sequences of similar size that share one padded attention call."""
 
     rows: Tensor  # [sequences, queries] index of the packed row; padding repeats row 0
-    real: Tensor  # [sequences, queries] bool, False for padding
+    real: Tensor  # [real rows] where in the flattened `rows` there is no padding
     slots: Tensor  # [sequences, keys]; padding is the scrap slot
     visible: Tensor  # [sequences, queries, keys] bool
     query_positions: Tensor  # [sequences, queries]
@@ -48,11 +48,11 @@ class Group:
 
     def __post_init__(self) -> None:
         self._masks: dict[int | None, Tensor] = {None: self.visible}
-        self.real_rows = self.rows[self.real]  # [real rows]
+        self.real_rows = self.rows.flatten()[self.real]  # [real rows]
 
     def mask(self, window: int | None) -> Tensor:
         """[sequences, queries, keys]: `visible`, cut to a sliding window; kept for all layers."""
-        if window not in self._masks:
+        if window is not None and window not in self._masks:
             distance = self.query_positions[:, :, None] - self.key_positions[:, None, :]
             self._masks[window] = self.visible & (distance < window)
         return self._masks[window]
@@ -106,4 +106,5 @@ def _pad_group(members: list[tuple[int, Segment]]) -> Group:
         query_positions[i, :n] = positions
         key_positions[i, :before] = torch.arange(before)
         key_positions[i, before : before + n] = positions
-    return Group(rows, real, slots, visible, query_positions, key_positions)
+    places = real.flatten().nonzero()[:, 0]
+    return Group(rows, places, slots, visible, query_positions, key_positions)

@@ -1,0 +1,66 @@
+"""The same promises on a CUDA device; skipped where there is none."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.tiny import make_tiny, make_tokenizer
+
+from outrider import LLM, SamplingParams
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+PROMPTS = [[5 + (i * j) % 290 for j in range(1, 4 + 3 * i)] for i in range(1, 9)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_tiny("llama", tmp_path_factory.mktemp("target"), num_hidden_layers=3)
+    make_tokenizer(folder)
+    return folder
+
+
+def ids(target: Path, drafter: object, params: object, **options: object) -> list[list[int]]:
+    llm = LLM(str(target), drafter, **options)
+    results = llm.generate(PROMPTS, params, use_tqdm=False)
+    llm.engine.kv.check()
+    return [result.outputs[0].token_ids for result in results]
+
+
+def all_options(i: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.8,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        logit_bias={7: 1.0},
+        logprobs=2,
+        seed=i,
+        max_tokens=24,
+    )
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "self", "traversal"])
+def test_float32_ids_are_those_of_the_cpu(target, drafter):
+    params = [SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)] * 4
+    params += [all_options(i) for i in range(4)]
+    config: object = "ngram"
+    if drafter != "ngram":
+        config = {"model": str(target)}
+    if drafter == "traversal":
+        params = params[:4] * 2
+        config = {"model": str(target), "verification": "traversal"}
+    plain = ids(target, None, params, device="cpu", dtype="float32")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    assert ids(target, config, params, device="cuda", dtype="float32") == plain
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_reproducible_bf16_ids_do_not_depend_on_the_drafter_or_the_pool(target, temperature):
+    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=24) for i in range(8)]
+    options = {"device": "cuda", "dtype": "bfloat16", "reproducible": True}
+    plain = ids(target, None, params, **options)
+    assert ids(target, {"model": str(target)}, params, **options) == plain
+    assert ids(target, "ngram", params, kv_cache_tokens=100, **options) == plain
