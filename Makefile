@@ -1,0 +1,51 @@
+# Each target sets up what it needs; `make PYTHON=python3.12 …` picks another interpreter.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+LOG := $(VENV)/install.log
+
+# pip's own lines stay in the log; a terminal or a CI log sees the large downloads as they start.
+PROGRESS := awk '/Downloading .*\(([0-9][0-9]+[0-9.]* MB|[0-9.]+ GB)\)/ {print "  downloading", $$2, $$3, $$4; fflush()} \
+	/^Installing collected packages/ {print "  installing", NF - 3, "packages"; fflush()}'
+
+.PHONY: help setup test lint demo clean
+
+help:
+	@echo "make demo    plain against speculative decoding of a small model, side by side"
+	@echo "make test    style, types, then the fast and the slow tests"
+	@echo "make lint    style and types only"
+	@echo "make setup   the environment in $(VENV), which the others make when it is missing"
+	@echo "make clean   remove the environment and all build output"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Outrider needs Python 3.11 or newer, and $(PYTHON) is %d.%d; run: make PYTHON=python3.12 $(MAKECMDGOALS)" % v[:2])'
+	@echo "setting up $(VENV) (the first time takes some minutes; details in $(LOG))"
+	@$(PYTHON) -m venv $(VENV)
+	@set -o pipefail; $(VENV)/bin/python -m pip install -c constraints.txt -e '.[test]' 2>&1 \
+		| tee $(LOG) | $(PROGRESS) \
+		|| { tail -n 20 $(LOG); echo "setting up failed; the whole log is $(LOG)"; exit 1; }
+	@touch $@
+
+lint: $(STAMP)
+	@echo "checking style (ruff)"
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/ruff format --check --quiet .
+	@echo "checking types (mypy)"
+	@$(VENV)/bin/mypy --no-error-summary
+
+test: lint
+	@echo "running the fast tests"
+	@$(VENV)/bin/python -m pytest -q -m "not slow"
+	@echo "running the slow tests (these fetch the default model once)"
+	@$(VENV)/bin/python -m pytest -q -m slow
+
+demo: $(STAMP)
+	@$(VENV)/bin/python -m outrider.cli.demo
+
+clean:
+	@echo "removing the environment and all build output"
+	@rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
