@@ -9,7 +9,8 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from tests.tiny import EOS, edit_json, make_gguf, make_tiny, make_tokenizer, tiny_config
+from tests.tiny import EOS, edit_json, make_tiny, make_tokenizer, tiny_config
+from tests.tiny_gguf import make_gguf
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.core.errors import ConfigError, ModelError, OutriderError

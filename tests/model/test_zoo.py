@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.tiny import make_gguf
+from tests.tiny_gguf import make_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider.core.errors import ModelError

@@ -102,6 +102,8 @@ class DraftModelDrafter(Drafter):
 
     def _forward(self, segments: list[Segment]) -> Tensor:
         """[rows that need them, the target's vocabulary]; padding of either side is cut or -inf."""
+        for segment in segments:  # ids that only the target has, its padding, are read as our last
+            segment.tokens = [min(token, self.runner.vocabulary - 1) for token in segment.tokens]
         logits = self.runner.forward(segments)
         for segment in segments:
             slots = np.array(segment.slots, dtype=np.int64)

@@ -1,6 +1,7 @@
 """The step: schedule, draft, forward, verify, commit, emit."""
 
 import secrets
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from outrider.drafters.registry import make_drafter, parse_config
 from outrider.engine.config import EngineConfig
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.intake import Intake
+from outrider.engine.phases import phase
 from outrider.engine.report import token_logprobs
 from outrider.engine.scheduler import Scheduler, Work
 from outrider.engine.sequence import Job, Sequence
@@ -61,6 +63,8 @@ class Engine:
         self.counts = Counts(self.runner.vocabulary, self.loaded.device)
         self.intake = Intake(self.loaded, self.runner.vocabulary, self.max_model_len)
         self.jobs: dict[str, Job] = {}
+        self.steps = 0
+        self.seconds: defaultdict[str, float] = defaultdict(float)  # by phase, and "step" in all
 
     def _context_length(self) -> int:
         longest, wanted = self.loaded.context_length, self.config.max_model_len
@@ -118,10 +122,14 @@ class Engine:
 
     # ---- the step ----
 
+    @phase("step")
     @torch.inference_mode()
     def step(self) -> list[Delta]:
         """One pass for everybody whose turn it is."""
         work = self.scheduler.schedule()
+        if not work:
+            return []
+        self.steps += 1
         try:
             trees = self._draft(work)
             logits = self._forward(work, trees)
@@ -136,6 +144,7 @@ class Engine:
         self._commit(work, trees, verdicts, logits)
         return self._emit(work)
 
+    @phase("draft")
     def _draft(self, work: list[Work]) -> list[TokenTree]:
         """One tree per item; empty where nothing was granted."""
         drafting = [item for item in work if item.budget]
@@ -156,11 +165,13 @@ class Engine:
                 f"budget of {budget} and {self.runner.vocabulary} token ids; this is its fault"
             )
 
+    @phase("forward")
     def _forward(self, work: list[Work], trees: list[TokenTree]) -> Tensor:
         """[rows with logits, vocabulary]: of each text that is complete, root first."""
         segments = [_segment(item, tree) for item, tree in zip(work, trees, strict=True)]
         return self.runner.forward(segments)
 
+    @phase("verify")
     def _verify(
         self, work: list[Work], trees: list[TokenTree], logits: Tensor
     ) -> dict[int, Verdict]:
@@ -197,7 +208,8 @@ class Engine:
                 spans.append(Span(request, 0, request.tokens[:start]))
             spans.append(Span(request, start, request.tokens[start : len(request.slots)]))
             item.sequence.observed = len(request.slots)
-            if i in verdicts and item.rows > 1:  # a prompt is complete: others may start from it
+            # A prompt is complete, be its last part a single row: others may start from it.
+            if i in verdicts and (item.rows > 1 or start + 1 == len(request.prompt_ids)):
                 self.kv.share(request)
         self.drafter.observe(spans)
 
