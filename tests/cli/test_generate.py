@@ -1,0 +1,199 @@
+"""`outrider generate` over a fake model: what is printed where, and what is refused."""
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Run
+from tests.cli.fake import SCRIPT, FakeLLM
+
+from outrider.cli.render import Screen
+from outrider.cli.stream import follow
+
+TEXT = "The sky is €!"
+GREEN, RESET = "\x1b[32m", "\x1b[0m"
+
+
+def test_plain_text_when_piped(made: list[FakeLLM], run: Run) -> None:
+    code, out, err = run("generate", "Why?")
+    assert (code, out) == (0, TEXT + "\n")
+    assert re.fullmatch(
+        r"6 tokens in \d+\.\d s · [\d.]+ tokens/s · "
+        r"mean acceptance length 2\.50 \(3 of 8 drafted tokens kept\)\n",
+        err,
+    )
+    [llm] = made
+    assert (llm.model, llm.speculative_config) == ("smollm2-135m", "ngram")
+    assert llm.options == {"device": "auto", "dtype": "auto", "reproducible": False}
+    assert llm.prompts == [[{"role": "user", "content": "Why?"}]]
+    assert (llm.params[0].temperature, llm.params[0].max_tokens) == (0.0, 256)
+
+
+def test_json_is_one_object(made: list[FakeLLM], run: Run) -> None:
+    code, out, err = run("generate", "Why?", "--json", "--model", "some/model")
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    found = json.loads(out)
+    assert found.pop("seconds") > 0 and found.pop("tokens_per_second") > 0
+    assert found == {
+        "model": "some/model",
+        "text": TEXT,
+        "token_ids": list(range(6)),
+        "finish_reason": "stop",
+        "seed": 7,
+        "speculation": {
+            "drafter": "ngram",
+            "steps": 2,
+            "drafted": 8,
+            "accepted": 3,
+            "mean_acceptance_length": 2.5,
+        },
+    }
+
+
+def test_drafted_tokens_are_coloured(made: list[FakeLLM], run: Run) -> None:
+    _, out, err = run("generate", "Why?", "--color")
+    # The € was completed by a drafted token; the space before it by the model's own.
+    drafted = [f"{GREEN}{text}{RESET}" for text in (" sky", " is", "€")]
+    assert out == f"The{drafted[0]}{drafted[1]} {drafted[2]}!\n"
+    assert "ngram" in err.splitlines()[0]
+
+
+def test_options_reach_the_engine(made: list[FakeLLM], run: Run) -> None:
+    options = "--drafter none --num-speculative-tokens 3 --temperature 0.5 --top-p 0.9 --top-k 4"
+    options += " --min-p 0.1 --seed 5 --max-tokens 9 --stop a --stop b --system Be --device cpu"
+    run("generate", "Why?", *options.split(), "--dtype", "float32", "--reproducible")
+    [llm] = made
+    [params] = llm.params
+    assert llm.speculative_config == {"method": "none", "num_speculative_tokens": 3}
+    assert llm.options == {"device": "cpu", "dtype": "float32", "reproducible": True}
+    assert llm.prompts[0][0] == {"role": "system", "content": "Be"}
+    given = (params.temperature, params.top_p, params.top_k, params.min_p, params.seed)
+    assert given == (0.5, 0.9, 4, 0.1, 5)
+    assert (params.max_tokens, params.stop_strings) == (9, ["a", "b"])
+
+
+def test_speculative_config_is_passed_on(made: list[FakeLLM], run: Run) -> None:
+    config = {"method": "draft_model", "model": "m", "num_speculative_tokens": 3}
+    assert run("generate", "Why?", "--speculative-config", json.dumps(config))[0] == 0
+    assert made[0].speculative_config == config
+
+
+def test_prompt_files(made: list[FakeLLM], run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("Grüße", encoding="utf-8-sig")
+    run("generate", "--raw", "--file", str(file))
+    run("generate", "Read:", "--raw", "--file", str(file))
+    assert [llm.prompts for llm in made] == [["Grüße"], ["Read:\n\nGrüße"]]
+
+
+def test_prompt_from_stdin(made: list[FakeLLM], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Grüße".encode())))
+    run("generate", "--raw", "--file", "-")
+    assert made[0].prompts == ["Grüße"]
+
+
+def test_bad_input_is_one_line(made: list[FakeLLM], run: Run, tmp_path: Path) -> None:
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("Grüße".encode("latin-1"))
+    cases = {
+        ("--file", str(latin)): "latin.txt is not UTF-8 text (byte 0xfc at offset 2)",
+        ("--file", str(tmp_path / "none")): "No such file",
+        ("--file", str(tmp_path)): "Is a directory",
+        (): "no prompt",
+        ("",): "empty",
+        ("\udcff",): "not valid UTF-8",
+        ("x", "--temperature", "-1"): "temperature=-1.0",
+        ("x", "--max-tokens", "0"): "max_tokens=0",
+        ("x", "--top-p", "1.5"): "top_p=1.5",
+        ("x", "--drafter", "ngrm"): "did you mean 'ngram'",
+        ("x", "--model", "./missing"): "./missing",
+        ("x", "--speculative-config", "{method"): "not JSON",
+        ("x", "--speculative-config", "[1]"): "must be a JSON object",
+        ("x", "--speculative-config", "{}", "--drafter", "ngram"): "stands alone",
+        ("x", "--raw", "--system", "Be"): "leave out --raw",
+    }
+    for argv, part in cases.items():
+        code, out, err = run("generate", *argv)
+        assert (code, out) == (2, ""), argv
+        assert err.startswith("outrider: ") and err.count("\n") == 1 and part in err, err
+
+
+def test_ctrl_c_ends_the_line_and_the_request(
+    made: list[FakeLLM], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: Screen, text: str, drafted: bool) -> None:
+        write(self, text, drafted)
+        raise KeyboardInterrupt
+
+    write = Screen.write
+    monkeypatch.setattr(Screen, "write", interrupt)
+    assert run("generate", "Why?") == (130, "The\n", "")
+    assert made[0].aborted == 1
+
+
+def test_text_that_lags_behind_keeps_its_origin() -> None:
+    """A stop string's possible start waits in the engine; the colours must not shift."""
+
+    class Lagging(FakeLLM):
+        def stream(self, prompt, params):  # type: ignore[no-untyped-def]
+            held = ""
+            for delta in super().stream(prompt, params):
+                text, held = held + delta.text, ""
+                if delta.result is None:
+                    text, held = text[:-2], text[-2:]
+                yield delta.__class__(**{**delta.__dict__, "text": text})
+
+    from outrider import SamplingParams
+
+    pieces: list[tuple[str, bool]] = []
+    follow(Lagging("m"), "x", SamplingParams(), lambda *piece: pieces.append(piece))  # type: ignore[arg-type]
+    by_char = [flag for text, flag in pieces for _ in text]
+    direct = [
+        flag for step in SCRIPT for token, flag in step for _ in token.decode("ascii", "ignore")
+    ]
+    direct.insert(-1, True)  # the €
+    assert "".join(text for text, _ in pieces) == TEXT and by_char == direct
+
+
+TERMINAL = """
+import sys, outrider
+from tests.cli.fake import FakeLLM
+script = [[(b"a", False)], [(b"\\x1b[2J", True), (b"b\\r", True), (b"c", False)]]
+outrider.__dict__["LLM"] = lambda model, config=None, **_: FakeLLM(model, config, script=script)
+from outrider.cli import main
+sys.exit(main.run(["generate", "x", "--model", "any"]))
+"""
+
+
+def on_a_terminal(env: dict[str, str]) -> str:
+    """What a pseudo-terminal receives."""
+    parent, child = pty.openpty()
+    path = os.pathsep.join(["src", ".", os.environ.get("PYTHONPATH", "")])
+    environ = {**os.environ, "TERM": "xterm", "PYTHONPATH": path, **env}
+    subprocess.run([sys.executable, "-c", TERMINAL], stdout=child, stderr=child, env=environ)
+    os.close(child)
+    data = b""
+    try:
+        while chunk := os.read(parent, 4096):
+            data += chunk
+    except OSError:  # Linux says so when the other side is closed
+        pass
+    os.close(parent)
+    return data.decode()
+
+
+def test_terminal() -> None:
+    shown = on_a_terminal({})
+    assert f"a{GREEN}[2J{RESET}{GREEN}b{RESET}c\r\n" in shown, "control characters must be dropped"
+    assert "ngram" in shown and "mean acceptance length 3.00" in shown
+
+
+def test_no_color_is_respected() -> None:
+    shown = on_a_terminal({"NO_COLOR": "1"})
+    assert GREEN not in shown and "a[2Jbc\r\n" in shown
