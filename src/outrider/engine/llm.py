@@ -2,7 +2,7 @@
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from outrider.core.errors import InvalidRequest
@@ -57,12 +57,12 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta]:
         """What is accepted, as it is accepted. Closing the iterator aborts the request."""
         params = sampling_params or SamplingParams()
         self.engine.intake.check(prompt, params)  # fail here, not at the first delta
 
-        def deltas() -> Iterator[Delta]:
+        def deltas() -> Generator[Delta]:
             yield from self._run([self._add(prompt, params)])
 
         return deltas()

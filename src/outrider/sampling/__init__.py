@@ -1,0 +1,1 @@
+"""From logits to tokens: processing, position-keyed noise, the choice, log-probabilities."""
