@@ -1,6 +1,7 @@
 """What a user may ask of one request."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -45,10 +46,12 @@ class SamplingParams:
     stop_strings: list[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-        object.__setattr__(self, "stop_strings", stops)
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        _require_list("stop", stops)
+        object.__setattr__(self, "stop_strings", list(stops))
         self._check_numbers()
         self._check_texts()
+        self._check_others()
 
     @property
     def greedy(self) -> bool:
@@ -84,11 +87,9 @@ class SamplingParams:
             raise InvalidRequest(
                 f"logprobs_mode={self.logprobs_mode!r} must be 'raw' or 'processed'"
             )
-        for token, bias in (self.logit_bias or {}).items():
-            if math.isnan(bias) or bias == math.inf:
-                raise InvalidRequest(f"logit_bias of token {token} is {bias}; give a number")
 
     def _check_texts(self) -> None:
+        _require_list("bad_words", self.bad_words or [])
         for name, texts in (("stop", self.stop_strings), ("bad_words", self.bad_words or [])):
             for text in texts:
                 if not isinstance(text, str) or not text:
@@ -96,9 +97,33 @@ class SamplingParams:
                 if not text.isascii() and _has_surrogate(text):
                     raise InvalidRequest(f"{name} holds {text!r}, which is not valid Unicode text")
 
+    def _check_others(self) -> None:
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name}={getattr(self, name)!r} must be True or False")
+        _require_list("stop_token_ids", self.stop_token_ids or [])
+        for token in self.stop_token_ids or []:
+            _require_integer("stop_token_ids entry", token, 0)
+        if not isinstance(self.logit_bias or {}, dict):
+            raise InvalidRequest("logit_bias must be a dict of token ids to numbers")
+        for token, bias in (self.logit_bias or {}).items():
+            _require_integer("logit_bias token id", token, 0)
+            number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
+            if not number or math.isnan(bias) or bias == math.inf:
+                raise InvalidRequest(f"logit_bias of token {token} is {bias!r}; give a number")
+        _require_list("logits_processors", self.logits_processors or [])
+        for processor in self.logits_processors or []:
+            if not callable(processor):
+                raise InvalidRequest(f"logits_processors holds {processor!r}, not a function")
+
 
 def _has_surrogate(text: str) -> bool:
     return any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _require_list(name: str, value: object) -> None:
+    if not isinstance(value, (list, tuple)):
+        raise InvalidRequest(f"{name}={value!r} must be a list")
 
 
 def _require_integer(name: str, value: object, low: int) -> None:
@@ -110,7 +135,8 @@ def _require_range(
     name: str, value: object, low: float, high: float, open_low: bool = False
 ) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not low <= value <= high or value == math.inf or (open_low and value == low):  # type: ignore[operator]
+    largest = sys.float_info.max  # an int may be larger than any float
+    if not number or not low <= value <= min(high, largest) or (open_low and value == low):  # type: ignore[operator]
         above = "above" if open_low else "at least"
         limit = "" if high == math.inf else f" and at most {high:g}"
         raise InvalidRequest(f"{name}={value!r} must be a number {above} {low:g}{limit}")

@@ -97,7 +97,7 @@ class Runner:
             block = rows[start : start + self.fixed_rows]
             logits = self._call_fixed(block)
             outputs += [logits[i] for i, row in enumerate(block) if row.wanted]
-        return torch.stack(outputs) if outputs else torch.empty(0, self.vocabulary)
+        return torch.stack(outputs) if outputs else logits[:0]
 
     def _call_fixed(self, block: list["_Row"]) -> Tensor:
         """[fixed_rows, vocabulary]; rows beyond the block are padding."""

