@@ -9,10 +9,11 @@ LOG := $(VENV)/install.log
 PROGRESS := awk '/Downloading .*\(([0-9][0-9]+[0-9.]* MB|[0-9.]+ GB)\)/ {print "  downloading", $$2, $$3, $$4; fflush()} \
 	/^Installing collected packages/ {print "  installing", NF - 3, "packages"; fflush()}'
 
-.PHONY: help setup test lint demo clean
+.PHONY: help setup test lint demo bench clean
 
 help:
 	@echo "make demo    plain against speculative decoding of a small model, side by side"
+	@echo "make bench   the quick benchmark, with its report in bench-results"
 	@echo "make test    style, types, then the fast and the slow tests"
 	@echo "make lint    style and types only"
 	@echo "make setup   the environment in $(VENV), which the others make when it is missing"
@@ -44,6 +45,9 @@ test: lint
 
 demo: $(STAMP)
 	@$(VENV)/bin/python -m outrider.cli.demo
+
+bench: $(STAMP)
+	@$(VENV)/bin/outrider bench --quick --out bench-results
 
 clean:
 	@echo "removing the environment and all build output"

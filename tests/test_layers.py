@@ -23,6 +23,7 @@ ORDER = [
     "server",
     "train",
     "audit",
+    "audit",
     "bench",
     "cli",
 ]

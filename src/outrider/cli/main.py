@@ -19,6 +19,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "generate": Command("outrider.cli.generate:generate", "Answer one prompt."),
     "chat": Command("outrider.cli.chat:chat", "Talk with a model in the terminal."),
+    "bench": Command("outrider.bench.command:bench", "Measure drafters against plain decoding."),
     "pull": Command("outrider.cli.pull:pull", "Fetch a built-in model and print its folder."),
     "models": Command("outrider.cli.models:models", "List the built-in models."),
 }

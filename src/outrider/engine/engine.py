@@ -126,9 +126,10 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Delta]:
         """One pass for everybody whose turn it is."""
-        work = self.scheduler.schedule()
-        if not work:
+        if self.idle:
             return []
+        work = self.scheduler.schedule()
+        assert work, "requests are waiting, but none can run"
         self.steps += 1
         try:
             trees = self._draft(work)
