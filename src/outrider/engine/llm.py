@@ -108,24 +108,24 @@ class LLM:
                 if delta.result is not None:
                     results[places[delta.request_id]] = delta.result
                     finished_one()
-        return [results[place] for place in range(len(batch))]
+        aborted = _refused("the request was aborted")
+        return [results.get(place, aborted) for place in range(len(batch))]
 
     def _run(self, request_ids: list[str]) -> Iterator[Delta]:
         """Step until these requests are finished. Several of these may run in turns: a delta of
         another's request waits in its inbox."""
-        open_ids = set(request_ids)
+        open_ids = dict.fromkeys(request_ids)  # in their order
         try:
             while open_ids:
                 if not any(self._inbox[i] for i in open_ids):
                     for delta in self.engine.step():
                         if delta.request_id in self._inbox:  # else somebody drives the engine, too
                             self._inbox[delta.request_id].append(delta)
-                for request_id in sorted(open_ids, key=request_ids.index):
+                for request_id in list(open_ids):
                     while self._inbox[request_id]:
-                        delta = self._inbox[request_id].popleft()
-                        if delta.result is not None:
-                            open_ids.discard(request_id)
-                        yield delta
+                        yield self._inbox[request_id].popleft()
+                    if request_id not in self.engine.jobs:  # finished, or aborted by somebody
+                        del open_ids[request_id]
         finally:
             for request_id in request_ids:
                 self.engine.abort(request_id)
