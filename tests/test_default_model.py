@@ -137,10 +137,17 @@ def test_the_target_as_its_own_drafter_is_accepted_in_full(target, prompts):
             assert counts.accepted_per_position[0] >= counts.drafts - 1
 
 
+SEEDED = [SamplingParams(temperature=1.0, seed=100 + i, max_tokens=64) for i in range(16)]
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path, prompts: list[list[int]]) -> list[RequestOutput]:
+    return run(target, None, prompts[:16], SEEDED)
+
+
 @pytest.mark.parametrize("k", [1, 3, 8])
-def test_the_seed_decides_the_text(target, reference, perturbed, prompts, k):
-    params = [SamplingParams(temperature=1.0, seed=100 + i, max_tokens=64) for i in range(16)]
-    plain = run(target, None, prompts[:16], params)
+def test_the_seed_decides_the_text(target, reference, perturbed, prompts, plain, k):
+    params = SEEDED
     drafters = [
         {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": 1},
         {"method": "draft_model", "model": str(perturbed), "num_speculative_tokens": k},

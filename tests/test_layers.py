@@ -23,7 +23,6 @@ ORDER = [
     "server",
     "train",
     "audit",
-    "audit",
     "bench",
     "cli",
 ]

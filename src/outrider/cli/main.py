@@ -22,6 +22,8 @@ COMMANDS = {
     "bench": Command("outrider.bench.command:bench", "Measure drafters against plain decoding."),
     "pull": Command("outrider.cli.pull:pull", "Fetch a built-in model and print its folder."),
     "models": Command("outrider.cli.models:models", "List the built-in models."),
+    "audit": Command("outrider.cli.audit:audit", "Prove that speculation is lossless."),
+    "doctor": Command("outrider.cli.doctor:doctor", "Look at the machine and at a pair of models."),
 }
 
 ABOUT = "Lossless speculative decoding: the target model's own text, faster."

@@ -1,6 +1,7 @@
 """A smaller model with the target's vocabulary writes ahead; a chain of k."""
 
 from array import array
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,10 @@ class DraftModelDrafter(Drafter):
         check_same_vocabulary(target, loaded, self.vocabulary, self.runner.vocabulary)
         self.bytes_per_slot = self.runner.bytes_per_slot
         self.counts = Counts(self.vocabulary, target.device)
+
+    @classmethod
+    def audit_config(cls, target: str) -> dict[str, Any]:
+        return {"method": cls.name, "model": target}
 
     def bind(self, kv: KVCache) -> None:
         self.runner.allocate(kv.total)

@@ -1,0 +1,1 @@
+"""Proofs that a user can run: speculation leaves the text and its distribution as they are."""

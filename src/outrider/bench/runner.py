@@ -1,0 +1,181 @@
+"""Runs the benchmark: one engine per drafter, the same prompts for all, in turns."""
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from outrider.bench.cells import BASE, PHASES, Key, Run, Setting
+from outrider.bench.conversation import Answer, Conversation, Floor, conversations, prompt_ids
+from outrider.bench.hardware import PeakMemory
+from outrider.bench.options import BenchOptions
+from outrider.bench.workloads import Prompt, categories
+from outrider.core.errors import ConfigError, InvalidRequest
+from outrider.core.outputs import Speculation
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request
+from outrider.engine.llm import LLM
+from outrider.model.segment import Segment
+
+WARM_UP_TOKENS = 4
+PASS_ROWS = (1, 2, 4, 8, 16, 32)
+PASS_CONTEXT = 256
+PASS_REPEATS = 7
+
+
+@dataclass
+class Engines:
+    """One per drafter; their weights are mapped from the same file, so memory holds them once."""
+
+    llms: dict[str, LLM]
+
+    @classmethod
+    def load(cls, options: BenchOptions) -> "Engines":
+        engine: dict[str, Any] = {
+            "device": options.device,
+            "dtype": options.dtype,
+            "max_model_len": options.max_model_len,
+            "max_num_seqs": max(options.batch_sizes),
+        }
+        return cls(
+            {spec.label: LLM(options.model, spec.config, **engine) for spec in options.drafters}
+        )
+
+    @property
+    def base(self) -> LLM:
+        return self.llms[BASE]
+
+    def warm_up(self, options: BenchOptions, prompts: list[Prompt]) -> None:
+        """First calls build kernels and fill caches; they belong to no measurement."""
+        for label in self.llms:
+            for size in options.batch_sizes:
+                setting = Setting(prompts[0].category, size, max(options.temperatures))
+                key = Key(label, setting, repeat=0)
+                self.measure(key, prompts[:1], WARM_UP_TOKENS, options.seed)
+
+    def measure(
+        self,
+        key: Key,
+        prompts: list[Prompt],
+        max_tokens: int,
+        seed: int,
+        finished_one: Callable[[], None] = lambda: None,
+    ) -> Run:
+        """One run over the prompts of its category."""
+        llm, setting = self.llms[key.drafter], key.setting
+        forget(llm)
+        talks = conversations(prompts, setting.batch_size)
+        floor = Floor(llm, setting.batch_size, setting.temperature, max_tokens, seed)
+        memory = PeakMemory(llm.engine.loaded.device)
+        before = dict(llm.engine.seconds)
+        start = perf_counter()
+        floor.run(talks, finished_one)
+        seconds = perf_counter() - start
+        run = _summed(key, talks, seconds)
+        run.phases = _phases(before, llm.engine.seconds)
+        run.peak_memory_bytes, run.peak_cuda_bytes = memory.host, memory.cuda
+        return run
+
+
+def plan(options: BenchOptions, prompts: list[Prompt]) -> Iterator[Key]:
+    """Drafters innermost and repeats outermost: a machine that slows down for a while hurts all
+    drafters of a setting, and never all repeats of one."""
+    for repeat in range(options.repeat):
+        for temperature in options.temperatures:
+            for batch_size in options.batch_sizes:
+                for category in categories(prompts):
+                    for spec in options.drafters:
+                        yield Key(spec.label, Setting(category, batch_size, temperature), repeat)
+
+
+def fitting(llm: LLM, prompts: list[Prompt]) -> tuple[list[Prompt], list[str]]:
+    """The prompts that the model's context can hold, and why the others are left out."""
+    kept, problems = [], []
+    for prompt in prompts:
+        talk = Conversation(prompt)
+        talk.ask()
+        try:
+            llm.engine.intake.check(prompt_ids(llm, talk.messages), SamplingParams())
+            kept.append(prompt)
+        except InvalidRequest as error:
+            problems.append(f"prompt {prompt.id!r} left out: {error}")
+    if not kept:
+        raise ConfigError(f"no prompt fits the model; first {problems[0]}")
+    return kept, problems
+
+
+def forget(llm: LLM) -> None:
+    """Empty the prefix cache: a run must not profit from the one before. Asking for all slots
+    makes the cache give up every text."""
+    kv = llm.engine.kv
+    blank = Request("", [0], SamplingParams(), seed=0)
+    kv.open(blank)
+    kv.reserve(blank, kv.total)
+    kv.close(blank)
+
+
+def pass_cost(llm: LLM) -> list[dict[str, float]]:
+    """Milliseconds of one pass over n rows of one sequence, with a context before them."""
+    engine = llm.engine
+    room = min(engine.max_model_len, engine.kv.total)
+    context = min(PASS_CONTEXT, room - 1)
+    forget(llm)  # the passes below write slots that no request owns
+    before = array("q", range(1, context + 1))
+    engine.runner.forward([Segment.chain([5] * context, before, array("q"), context)])
+    costs = []
+    for rows in PASS_ROWS:
+        if context + rows > room:
+            break
+        slots = array("q", range(context + 1, context + 1 + rows))
+        segment = Segment.chain([5] * rows, slots, before, 0)
+        times = [_timed_pass(llm, segment) for _ in range(1 + PASS_REPEATS)]
+        costs.append({"rows": rows, "milliseconds": median(times[1:]) * 1e3})
+    return costs
+
+
+def _timed_pass(llm: LLM, segment: Segment) -> float:
+    start = perf_counter()
+    llm.engine.runner.forward([segment])
+    if llm.engine.loaded.device.type == "cuda":
+        torch.cuda.synchronize(llm.engine.loaded.device)
+    return perf_counter() - start
+
+
+def _summed(key: Key, talks: list[Conversation], seconds: float) -> Run:
+    answers = [answer for talk in talks for answer in talk.answers]
+    speculation = Speculation()
+    for answer in answers:
+        assert answer.result is not None
+        speculation.add(answer.result.speculation)
+    gaps = [gap for answer in answers for gap in answer.gaps]
+    return Run(
+        drafter=key.drafter,
+        **key.setting._asdict(),
+        repeat=key.repeat,
+        requests=len(answers),
+        tokens=sum(answer.tokens for answer in answers),
+        seconds=seconds,
+        decode_tokens=sum(answer.tokens - answer.tokens_at_first for answer in answers),
+        decode_seconds=sum(answer.last - answer.first for answer in answers),
+        time_to_first_token=median(_wait(answer) for answer in answers),
+        inter_token_latency=median(gaps) if gaps else None,
+        steps=speculation.steps,
+        drafts=speculation.drafts,
+        drafted=speculation.drafted,
+        accepted=speculation.accepted,
+        accepted_per_position=speculation.accepted_per_position,
+    )
+
+
+def _wait(answer: Answer) -> float:
+    return answer.first - answer.asked
+
+
+def _phases(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    spent = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
+    phases = {name: spent.get(name, 0.0) for name in PHASES if name != "rest"}
+    return {**phases, "rest": spent.get("step", 0.0) - sum(phases.values())}

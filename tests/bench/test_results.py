@@ -1,0 +1,174 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.bench.helpers import MACHINE, PROMPTS, Silent, a_run, tiny_model, tiny_options
+
+import outrider
+from outrider.bench import session as sessions
+from outrider.bench.cells import Run
+from outrider.bench.results import FILE, PREVIOUS, Results, make_room, read_results
+from outrider.bench.runner import Engines
+from outrider.bench.session import Session
+from outrider.core.errors import ConfigError
+
+KEYS = {
+    "schema", "created", "outrider", "versions", "hardware", "arguments", "seed", "pass_cost",
+    "cells", "skipped",
+}  # fmt: skip
+CELL_KEYS = {
+    "system", "category", "drafter", "batch_size", "temperature", "max_tokens", "requests",
+    "tokens", "samples", "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high",
+    "ratio", "ratio_low", "ratio_high", "mean_acceptance_length", "accepted_per_position",
+    "drafts", "drafted", "accepted", "steps", "time_to_first_token", "inter_token_latency",
+    "phases", "peak_memory_bytes",
+}  # fmt: skip
+
+
+def names(results: dict[str, Any]) -> set[tuple[Any, ...]]:
+    keys = ("system", "category", "drafter", "batch_size", "temperature")
+    return {(*(cell[key] for key in keys), len(cell["samples"])) for cell in results["cells"]}
+
+
+def test_every_run_is_on_disk_at_once(tmp_path: Path) -> None:
+    results = Results.new(tiny_options(), PROMPTS, MACHINE, tmp_path / "new")
+    for repeat in range(2):
+        results.add(a_run("none", "chat", repeat, 10.0))
+        results.add(a_run("none", "code", repeat, 10.0))
+        data = read_results(tmp_path / "new" / FILE)
+        assert data["schema"] == 1 and data["outrider"] == outrider.__version__
+        assert data["arguments"]["batch_sizes"] == [1, 3] and data["hardware"]["cpu"] == "abacus"
+        assert set(data) >= KEYS
+        assert [len(cell["samples"]) for cell in data["cells"]] == [repeat + 1] * 3
+        assert all(set(cell) >= CELL_KEYS for cell in data["cells"])
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [FILE]
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results.new(tiny_options(), PROMPTS, MACHINE, tmp_path)
+    results.add(a_run("none", "chat", 0, 10.0))
+    before = (tmp_path / FILE).read_bytes()
+
+    def full(self: Path, text: str, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match=r"cannot write .*No space left"):
+        results.add(a_run("none", "code", 0, 10.0))
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_peers_stay_when_cells_are_summed_up_again(tmp_path: Path) -> None:
+    results = Results.new(tiny_options(), PROMPTS, MACHINE, tmp_path)
+    cell = {"system": "transformers", "category": "chat"}
+    results.add_peer([cell], [{"system": "vllm", "reason": "not installed"}])
+    results.add(a_run("none", "chat", 0, 10.0))
+    again = Results.resume(tiny_options(), PROMPTS, MACHINE, tmp_path)
+    assert cell in again.data["cells"] and again.peers_done == {"outrider", "transformers", "vllm"}
+
+
+@pytest.mark.parametrize(
+    ("options", "prompts", "machine", "part"),
+    [
+        ({"max_tokens": 7}, PROMPTS, MACHINE, "other arguments (max_tokens: 6 there, 7 now)"),
+        ({}, PROMPTS[1:], MACHINE, "other prompts_sha256"),
+        ({}, PROMPTS, {**MACHINE, "hardware": {"cpu": "slide rule"}}, "other hardware (cpu:"),
+    ],
+)
+def test_resuming_demands_the_same(
+    tmp_path: Path, options: Any, prompts: Any, machine: Any, part: str
+) -> None:
+    Results.new(tiny_options(), PROMPTS, MACHINE, tmp_path).save()
+    with pytest.raises(ConfigError) as caught:
+        Results.resume(tiny_options(**options), prompts, machine, tmp_path)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "has no cells"),
+        ('{"cells": [], "schema": 9}', "schema 9"),
+    ],
+)
+def test_files_that_are_no_results(tmp_path: Path, content: str, part: str) -> None:
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(ConfigError, match=part):
+        read_results(tmp_path / FILE)
+
+
+def test_damaged_runs(tmp_path: Path) -> None:
+    results = Results.new(tiny_options(), PROMPTS, MACHINE, tmp_path)
+    results.save()
+    results.data["runs"] = [{"drafter": "none"}]
+    (tmp_path / FILE).write_text(json.dumps(results.data))
+    with pytest.raises(ConfigError, match="runs are damaged"):
+        Results.resume(tiny_options(), PROMPTS, MACHINE, tmp_path)
+
+
+def test_the_last_results_are_kept(tmp_path: Path) -> None:
+    make_room(tmp_path)
+    (tmp_path / FILE).write_text("old")
+    make_room(tmp_path)
+    assert (tmp_path / PREVIOUS).read_text() == "old" and not (tmp_path / FILE).exists()
+
+
+def test_resuming_after_an_interruption_gives_the_same_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = tiny_options(tiny_model(tmp_path / "tiny"), max_tokens=3)
+    whole = Session(options, tmp_path / "whole", Silent()).run(PROMPTS)
+    assert len(whole.runs) == 2 * 2 * 2 * 2
+    measure, measured = Engines.measure, []
+
+    def interrupted(self: Engines, *arguments: Any, **more: Any) -> Run:
+        if len(measured) == 9:
+            raise KeyboardInterrupt
+        measured.append(measure(self, *arguments, **more))
+        return measured[-1]
+
+    monkeypatch.setattr(Engines, "measure", interrupted)
+    broken = Session(options, tmp_path / "cut", Silent())
+    with pytest.raises(KeyboardInterrupt):
+        broken.run(PROMPTS)
+    assert broken.results is not None
+    kept = read_results(tmp_path / "cut" / FILE)
+    warm_ups = 4  # two drafters, two batch sizes
+    assert len(kept["runs"]) == 9 - warm_ups and kept["pass_cost"]
+    monkeypatch.setattr(Engines, "measure", measure)
+    display = Silent()
+    resumed = Session(options, tmp_path / "cut", display, resume=True).run(PROMPTS)
+    assert names(resumed.data) == names(whole.data) and resumed.data["runs"][:5] == kept["runs"]
+    assert resumed.data["pass_cost"] == kept["pass_cost"]
+    assert [run.tokens for run in resumed.runs] == [run.tokens for run in whole.runs]
+    assert display.total == display.advanced > 0
+    # Nothing is left to do the next time.
+    again = Session(options, tmp_path / "cut", Silent(), resume=True).run(PROMPTS)
+    assert again.data == resumed.data
+
+
+def test_peers_are_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def run_peers(peers: list[str], prompts: Any, options: Any) -> Any:
+        asked.append((peers, options.max_tokens, options.repeats, options.timeout))
+        if peers == ["vllm"]:
+            return [], [{"system": "vllm", "reason": "not installed"}]
+        if peers == ["openvino"]:
+            raise ConfigError("the chat template is missing")
+        return [{"system": peers[0], "category": "overall"}], []
+
+    monkeypatch.setattr(sessions, "run_peers", run_peers)
+    options = tiny_options(tiny_model(tmp_path / "tiny"), max_tokens=2, repeat=1, batch_sizes=(1,))
+    display = Silent()
+    peers = ["transformers", "vllm", "openvino"]
+    Session(options, tmp_path, display, peers=peers, peer_timeout=5).run(PROMPTS)
+    assert asked == [([name], 2, 1, 5) for name in peers]
+    assert display.notes == [
+        "vllm skipped: not installed",
+        "openvino skipped: the chat template is missing",
+    ]
+    Session(options, tmp_path, display, resume=True, peers=peers).run(PROMPTS)
+    assert len(asked) == 3

@@ -1,0 +1,150 @@
+"""Runs on a tiny model: what was asked, what was counted; nothing about how long it took."""
+
+from pathlib import Path
+
+import pytest
+from tests.bench.helpers import PROMPTS, a_key, tiny_model, tiny_options
+
+from outrider.bench.conversation import Conversation, Floor, conversations
+from outrider.bench.options import parse_drafters
+from outrider.bench.runner import Engines, fitting, forget, pass_cost, plan
+from outrider.bench.workloads import Prompt
+from outrider.core.errors import ConfigError, OutriderError
+from outrider.core.params import SamplingParams
+
+CHAT = [prompt for prompt in PROMPTS if prompt.category == "chat"]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    return Engines.load(tiny_options(tiny_model(tmp_path_factory.mktemp("bench") / "tiny")))
+
+
+NGRAM = "ngram:prompt_lookup_min=1"
+
+
+def test_the_order_is_interleaved() -> None:
+    options = tiny_options(temperatures=(0.0, 1.0))
+    keys = list(plan(options, PROMPTS))
+    assert len(keys) == len(set(keys)) == 2 * 2 * 2 * 2 * 2
+    assert [key.repeat for key in keys] == [0] * 16 + [1] * 16
+    for none, ngram in zip(keys[::2], keys[1::2]):
+        assert (none.drafter, ngram.drafter) == ("none", NGRAM)
+        assert none[1:] == ngram[1:]
+    assert keys[0] == a_key("none", "chat", 1)
+
+
+def test_a_batch_is_filled_with_copies() -> None:
+    assert [(c.prompt.id, c.copy) for c in conversations(CHAT, 1)] == [("a1", 0), ("a2", 0)]
+    talks = conversations(CHAT, 5)
+    wanted = [("a1", 0), ("a2", 0), ("a1", 1), ("a2", 1), ("a1", 2)]
+    assert [(c.prompt.id, c.copy) for c in talks] == wanted
+    talks[0].ask()
+    talks[2].ask()
+    assert talks[0].messages[0]["content"] == CHAT[0].turns[0]
+    assert talks[2].messages[0]["content"] == f"(2) {CHAT[0].turns[0]}"
+    assert len({talk.seed(0) for talk in talks}) == 5
+    assert talks[0].seed(0) == Conversation(CHAT[0]).seed(0) != talks[0].seed(1)
+
+
+@pytest.mark.parametrize("drafter", ["none", NGRAM])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_run(engines: Engines, drafter: str, batch_size: int) -> None:
+    finished: list[int] = []
+    key = a_key(drafter, "chat", batch_size)
+    run = engines.measure(key, CHAT, 6, 0, lambda: finished.append(1))
+    assert run.key == key
+    # a1 has two turns; the third request of a batch of three is a copy of it.
+    assert (run.requests, len(finished)) == ((3, 2) if batch_size == 1 else (5, 3))
+    assert run.requests <= run.tokens <= 6 * run.requests
+    assert run.decode_tokens == run.tokens - run.requests
+    assert run.steps <= run.decode_tokens <= run.steps + run.accepted
+    assert run.drafted >= run.accepted == sum(run.accepted_per_position)
+    assert (drafter == "none") == (run.drafts == 0)
+    assert set(run.phases) == {"draft", "forward", "verify", "rest"}
+    assert all(seconds >= 0 for seconds in run.phases.values())
+    assert sum(run.phases.values()) <= run.seconds
+    assert run.peak_memory_bytes and run.peak_cuda_bytes is None
+    assert 0 < run.time_to_first_token < run.seconds
+    assert engines.llms[drafter].engine.idle
+
+
+def test_all_drafters_are_asked_for_the_same_text(engines: Engines) -> None:
+    for temperature in (0.0, 1.0):
+        texts = []
+        for llm in engines.llms.values():
+            talks = conversations(CHAT, 3)
+            Floor(llm, 3, temperature, 6, seed=1).run(talks, lambda: None)
+            texts.append([talk.messages for talk in talks])
+        assert texts[0] == texts[1]
+        roles = [message["role"] for message in texts[0][0]]
+        assert roles == ["user", "assistant", "user", "assistant"]
+        assert texts[0][0][2]["content"] == "and then?"
+
+
+def test_a_run_does_not_profit_from_the_last_one(engines: Engines) -> None:
+    llm = engines.base
+    prompt = list(range(10, 40))
+    params = SamplingParams(temperature=0, max_tokens=2)
+    llm.generate(prompt, params, use_tqdm=False)
+    assert llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens > 0
+    forget(llm)
+    llm.engine.kv.check()
+    assert llm.engine.kv.available == llm.engine.kv.total
+    assert llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_interrupting_a_run_leaves_the_engine_idle(engines: Engines) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engines.measure(a_key("none", "chat", 3), CHAT, 6, 0, interrupt)
+    assert engines.base.engine.idle
+    engines.base.engine.kv.check()
+
+
+def test_a_failing_request_is_named(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engines.base.engine
+    add = engine.add
+
+    def broken(prompt: list[int], params: SamplingParams) -> str:
+        request_id = add(prompt, params)
+        engine.jobs[request_id].error = "no token is allowed"
+        return request_id
+
+    monkeypatch.setattr(engine, "add", broken)
+    with pytest.raises(OutriderError, match=r"prompt 'a\d' failed: no token is allowed"):
+        engines.measure(a_key("none", "chat", 1), CHAT, 3, 0)
+    assert engine.idle
+
+
+def test_the_cost_of_a_pass(engines: Engines) -> None:
+    costs = pass_cost(engines.base)
+    assert [cost["rows"] for cost in costs] == [1, 2, 4, 8, 16, 32]
+    assert all(cost["milliseconds"] > 0 for cost in costs)
+    engines.base.engine.kv.check()
+
+
+def test_a_small_context(tmp_path: Path) -> None:
+    """What does not fit is left out or ends early, and the rest is measured."""
+    model = tiny_model(tmp_path / "short", max_position_embeddings=48)
+    options = tiny_options(model, drafters=parse_drafters([]), batch_sizes=(1,))
+    short = Engines.load(options)
+    long = Prompt("long", "chat", ("word " * 200,))
+    grows = Prompt("grows", "chat", ("ride " * 4, "on " * 60))
+    kept, problems = fitting(short.base, [long, grows])
+    assert kept == [grows]
+    assert len(problems) == 1 and problems[0].startswith("prompt 'long' left out: the prompt has")
+    assert short.measure(a_key("none", "chat", 1), kept, 6, 0).requests == 1
+    assert [cost["rows"] for cost in pass_cost(short.base)] == [1]
+    with pytest.raises(ConfigError, match="no prompt fits the model; first prompt 'long'"):
+        fitting(short.base, [long])
+
+
+def test_a_model_without_a_chat_template(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    base = Engines.load(tiny_options(model, drafters=parse_drafters([])))
+    assert base.base.tokenizer.chat_template is None
+    assert base.measure(a_key("none", "chat", 1), CHAT, 3, 0).requests == 3
