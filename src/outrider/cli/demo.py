@@ -26,18 +26,6 @@ MODEL = options.DEFAULT_MODEL
 DRAFTER: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4}
 ENGINE: dict[str, Any] = {"kv_cache_tokens": 4096, "max_num_seqs": 4}  # one request at a time
 
-CODE = """\
-def load_settings(path):
-    settings = {}
-    with open(path) as file:
-        for line in file:
-            line = line.strip()
-            if not line or line.startswith("#"):
-                continue
-            key, value = line.split("=", 1)
-            settings[key.strip()] = value.strip()
-    return settings"""
-
 ARTICLE = """\
 The Antikythera mechanism is an ancient Greek hand-powered device that showed the positions of \
 the Sun, the Moon and the planets. It was found in 1901 in a shipwreck near the island of \
@@ -47,10 +35,12 @@ of the Moon and the dates of eclipses decades in advance. Machines of similar co
 appear again until the astronomical clocks of the fourteenth century."""
 
 
+FAULTY = ARTICLE.replace("device", "devise").replace("gears", "geers")
+
 FOOTNOTE = (
-    "tok/s counts writing only, after the prompt is read. Plain is the faster of two runs, in"
-    " normal and in reproducible mode. Speculative decoding ran in reproducible mode, where the"
-    " text is guaranteed to be identical; it is compared with the plain text of that mode."
+    "tok/s counts writing only, after the prompt is read. The speeds are those of the normal mode."
+    " Identity is checked on a second pair of runs, in reproducible mode, where rounding cannot"
+    " make a difference either and the same text is guaranteed."
 )
 
 
@@ -62,10 +52,7 @@ class Case:
 
 
 CASES = (
-    Case(
-        "edit code (copying)",
-        f"Rewrite this function with `settings` renamed to `options`. Only code.\n\n{CODE}",
-    ),
+    Case("correct a text (copying helps)", f"Correct the errors in this text.\n\n{FAULTY}"),
     Case("summarise a text", f"Summarise this text in two sentences.\n\n{ARTICLE}"),
     Case("open-ended", "Write a short story about a lighthouse keeper who finds a map."),
 )
@@ -73,20 +60,21 @@ CASES = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One prompt, decoded in all three ways."""
+    """One prompt, decoded in four ways."""
 
     kind: str
-    plain: Answer  # as fast as plain decoding goes
-    reproducible: Answer  # plain, in the mode that fixes the text to the bit
-    speculative: Answer  # in the same mode
+    plain: Answer
+    speculative: Answer
+    reproducible_plain: Answer
+    reproducible_speculative: Answer
 
     @property
     def identical(self) -> bool:
-        return self.reproducible.token_ids == self.speculative.token_ids
+        return self.reproducible_plain.token_ids == self.reproducible_speculative.token_ids
 
     @property
-    def plain_speed(self) -> float:
-        return max(self.plain.writing_speed, self.reproducible.writing_speed)
+    def identical_in_normal_mode(self) -> bool:
+        return self.plain.token_ids == self.speculative.token_ids
 
     @property
     def acceptance(self) -> float:
@@ -105,32 +93,39 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     console.print(table(measured))
-    console.print(FOOTNOTE)
+    console.print(f"{FOOTNOTE} {in_normal_mode(measured)}")
     console.print(f"peak memory: {peak_memory()}")
     return 0 if all(case.identical for case in measured) else 1
 
 
 def measure(console: Console) -> list[Measured]:
-    plain = decode_all(console, "plain decoding", None, reproducible=False, show=True)
-    reproducible = decode_all(
-        console, "plain decoding in reproducible mode", None, reproducible=True, show=False
-    )
-    speculative = decode_all(
-        console, "speculative decoding, reproducible mode", DRAFTER, reproducible=True, show=True
-    )
-    rows = zip(CASES, plain, reproducible, speculative)
-    return [Measured(case.kind, *answers) for case, *answers in rows]
+    ways = [
+        decode_all(console, title, drafter, reproducible=reproducible)
+        for title, drafter, reproducible in (
+            ("plain decoding", None, False),
+            ("speculative decoding", DRAFTER, False),
+            ("the proof: plain decoding in reproducible mode", None, True),
+            ("the proof: speculative decoding in reproducible mode", DRAFTER, True),
+        )
+    ]
+    return [Measured(case.kind, *answers) for case, *answers in zip(CASES, *ways)]
+
+
+def in_normal_mode(measured: list[Measured]) -> str:
+    same = sum(case.identical_in_normal_mode for case in measured)
+    return f"In normal mode, {same} of {len(measured)} texts were identical as well."
 
 
 def decode_all(
-    console: Console, title: str, drafter: dict[str, Any] | None, *, reproducible: bool, show: bool
+    console: Console, title: str, drafter: dict[str, Any] | None, *, reproducible: bool
 ) -> list[Answer]:
     """All cases on one engine. There is only one at a time, so that memory holds one model."""
     llm = options.load(MODEL, drafter, reproducible=reproducible, **ENGINE)
     dtype = str(llm.engine.loaded.dtype).removeprefix("torch.")
     console.print(Rule(f"{title}, {dtype}", align="left"))
     screen = Screen(None)
-    if drafter is not None:
+    show = not reproducible  # the proof's texts are the same once more
+    if drafter is not None and show:
         screen.legend(llm.model_name, llm.drafter_name)
     _run(llm, Case("warm-up", "Hello", max_tokens=8), lambda text, drafted: None)
     answers = []
@@ -160,12 +155,12 @@ def table(measured: list[Measured]) -> Table:
     table.add_column("mean\nacceptance\nlength", justify="right")
     table.add_column("identical\ntext")
     for case in measured:
-        speed = case.speculative.writing_speed
+        plain, speed = case.plain.writing_speed, case.speculative.writing_speed
         table.add_row(
             case.kind,
-            f"{case.plain_speed:.1f}",
+            f"{plain:.1f}",
             f"{speed:.1f}",
-            f"{speed / case.plain_speed:.2f}x" if case.plain_speed else "-",
+            f"{speed / plain:.2f}x" if plain else "-",
             f"{case.acceptance:.2f}",
             "[green]yes[/green]" if case.identical else "[bold red]no[/bold red]",
         )

@@ -39,7 +39,7 @@ class NgramIndex:
 class NgramDrafter(Drafter):
     name = "ngram"
     options = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}  # noqa: RUF012
-    default_length = 7
+    default_length = 5
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)

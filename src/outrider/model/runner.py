@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from outrider.core.errors import ModelError
 from outrider.model.admission import admit
 from outrider.model.attention import CHUNK, LayerCall, LayerKV, Pass, attending
+from outrider.model.layout import lay_out_for_few_rows
 from outrider.model.loading import LoadedModel
 from outrider.model.segment import Group, Segment, group_segments
 
@@ -26,6 +27,7 @@ class Runner:
         self.loaded = loaded
         self.model = loaded.model
         self.device = loaded.device
+        lay_out_for_few_rows(self.model)
         self.layers: list[LayerCall] = admit(loaded)
         self.fixed_rows = 0  # rows of every pass; 0: as many as there are
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
