@@ -67,7 +67,9 @@ def perturbed(source: Path, folder: Path, share: float) -> Path:
 
 
 def make_llm(model: str, drafter: str | dict[str, Any] | None = None, **options: Any) -> LLM:
-    return LLM(model, drafter, **{"dtype": "float32", "kv_cache_tokens": POOL, **options})
+    return LLM(
+        model, drafter, **{"device": "cpu", "dtype": "float32", "kv_cache_tokens": POOL, **options}
+    )
 
 
 @cache

@@ -46,7 +46,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"top_p": 0.3},
     {"min_p": 0.2, "top_k": 10, "temperature": 1.7},
     {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": -0.4},
-    {"logit_bias": {0: 5.0, 9: -math.inf, 100_000: 3.0, -1: 2.0}},
+    {"logit_bias": {0: 5.0, 9: -math.inf, 100_000: 3.0}},
     {"min_tokens": 5},
     {"bad_word_ids": [[8], [7, 9], [7, 7, 10], [2, 7, 7, 11], [1, 2, 7, 7, 12], [100_000]]},
 ]

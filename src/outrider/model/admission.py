@@ -27,8 +27,10 @@ def admit(loaded: LoadedModel) -> list[LayerCall]:
     """Bind the model to our attention; its layers in order, or ModelError with the reason."""
     model, kind = loaded.model, loaded.model.config.model_type
     probes = [[(7 * i + 3 + n) % 97 % _vocabulary(model) for i in range(n)] for n in PROBE_LENGTHS]
+    # The plain implementation: some releases drop Gemma 2's soft cap in their faster ones.
+    _use_attention(model, "eager")
     expected = torch.cat([_own_logits(model, loaded.device, probe) for probe in probes])
-    _use_our_attention(model)
+    _use_attention(model, NAME)
     layers = _record(loaded, probes)
     _check_layers(model, layers)
     got = _packed_logits(loaded, layers, probes)
@@ -64,13 +66,13 @@ def _own_logits(model: nn.Module, device: torch.device, tokens: list[int]) -> Te
     return output.logits[0].float()
 
 
-def _use_our_attention(model: nn.Module) -> None:
+def _use_attention(model: nn.Module, name: str) -> None:
     # transformers only warns when a family cannot switch; the call count below is our check.
     noisy = logging.getLogger("transformers.modeling_utils")
     level = noisy.level
     noisy.setLevel(logging.ERROR)
     try:
-        model.set_attn_implementation(NAME)  # type: ignore[operator]
+        model.set_attn_implementation(name)  # type: ignore[operator]
     except ValueError:
         pass  # a family that refuses is caught by the call count, too
     finally:
