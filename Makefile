@@ -79,5 +79,5 @@ $(PEERS)/%/.installed:
 
 clean:
 	@echo "removing the environment and all build output"
-	@rm -rf $(VENV) $(PEERS) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	@rm -rf $(VENV) $(PEERS) bench-results build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

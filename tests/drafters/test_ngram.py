@@ -153,3 +153,31 @@ def test_a_request_that_left_is_forgotten() -> None:
 def test_matches_of_no_token_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         _drafter(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        ({}, (2, 4)),
+        ({"prompt_lookup_max": 1}, (1, 1)),
+        ({"prompt_lookup_min": 6}, (6, 6)),
+        ({"prompt_lookup_min": 3, "prompt_lookup_max": 3}, (3, 3)),
+    ],
+)
+def test_whoever_names_one_end_moves_the_other_along(options: Any, lengths: Any) -> None:
+    drafter = NgramDrafter(DraftConfig("ngram", 3, options=options), None)  # type: ignore[arg-type]
+    assert (drafter.shortest, drafter.longest) == lengths
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt_lookup_max": "4"},
+        {"prompt_lookup_max": 2.5},
+        {"prompt_lookup_min": None},
+        {"prompt_lookup_min": 6, "prompt_lookup_max": 4},
+    ],
+)
+def test_lengths_that_make_no_sense_are_refused(options: Any) -> None:
+    with pytest.raises(ConfigError, match="prompt_lookup_"):
+        NgramDrafter(DraftConfig("ngram", 3, options=options), None)  # type: ignore[arg-type]

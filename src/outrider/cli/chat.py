@@ -121,6 +121,10 @@ class Conversation:
             self.messages.pop()
             self.screen.note(f"{error} (/reset starts over)")
             return
+        except KeyboardInterrupt:  # a second Ctrl-C, before the first token came
+            self.messages.pop()
+            self.screen.note("stopped; the question is forgotten")
+            return
         self.messages.append({"role": "assistant", "content": answer.text})
         gap = "\n" if self.screen.terminal else ""  # before the next question
         self.screen.note(closing_line(answer) + gap)

@@ -132,10 +132,12 @@ def sampling_params(**given: Any) -> "SamplingParams":
 
 def load(model: str, speculation: str | dict[str, Any] | None, **engine: Any) -> "LLM":
     """The model, with a sign of life on stderr while it loads."""
+    from outrider.drafters.registry import parse_config
     from outrider.model import zoo
 
+    parse_config(speculation)  # a wrong drafter should not cost a download
     if model in zoo.ZOO:
-        zoo.pull(model)  # first: it shows a progress of its own
+        zoo.pull(model)  # before the rest: it shows a progress of its own
     with _sign_of_life(f"loading {model} …"):
         from outrider import LLM
 

@@ -13,7 +13,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.vocabulary import check_same_vocabulary
 from outrider.model.kv import KVCache
-from outrider.model.loading import LoadedModel, load_model
+from outrider.model.loading import LoadedModel, fix_rotary, load_model
 from outrider.model.runner import Runner
 from outrider.model.segment import Segment
 from outrider.sampling.choose import NO_TOKEN, choose, distribution, draw
@@ -43,6 +43,7 @@ class DraftModelDrafter(Drafter):
             dtype=self.option("dtype") or target.dtype,
             device=str(target.device),
         )
+        fix_rotary(loaded.model, loaded.context_length)
         self.runner = Runner(loaded)
         self.vocabulary = _width(target)
         check_same_vocabulary(target, loaded, self.vocabulary, self.runner.vocabulary)

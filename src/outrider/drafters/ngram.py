@@ -43,12 +43,26 @@ class NgramDrafter(Drafter):
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)
-        self.longest: int = self.option("prompt_lookup_max")
-        # Someone who asks for short matches only need not name the other end, too.
-        self.shortest: int = min(self.option("prompt_lookup_min"), self.longest)
-        if self.shortest < 1:
-            raise ConfigError(f"prompt_lookup_min={self.shortest} must be at least 1")
+        self.shortest, self.longest = self._lengths()
         self._indices: dict[Request, NgramIndex] = {}
+
+    def _lengths(self) -> tuple[int, int]:
+        """Shortest and longest match. Whoever names only one end moves the other along."""
+        given = {name: self.option(name) for name in self.options}
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
+        shortest, longest = given["prompt_lookup_min"], given["prompt_lookup_max"]
+        named = self.config.options
+        if "prompt_lookup_max" not in named:
+            longest = max(longest, shortest)
+        elif "prompt_lookup_min" not in named:
+            shortest = min(longest, shortest)
+        if shortest > longest:
+            raise ConfigError(
+                f"prompt_lookup_min={shortest} is above prompt_lookup_max={longest}; swap them"
+            )
+        return shortest, longest
 
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
         return [self._propose(request, k) for request, k in zip(batch, budgets, strict=True)]

@@ -50,6 +50,10 @@ class Engine:
         fix_rotary(self.loaded.model, self.max_model_len)
         self.runner = Runner(self.loaded, reproducible=config.reproducible)
         self.drafter = make_drafter(self.draft_config, self.loaded)
+        if self.drafter.needs_hidden:
+            raise ConfigError(
+                f"drafter {self.drafter.name!r} needs hidden states, which this version cannot give"
+            )
         self.kv = KVCache(self._slots(), config.enable_prefix_caching)
         self.max_model_len = min(self.max_model_len, self.kv.total)
         self.runner.allocate(self.kv.total)
@@ -262,7 +266,8 @@ class Engine:
             self.jobs.pop(sequence.job.id, None)
 
     def _end_job(self, job: Job, reason: Any) -> list[Delta]:
-        ending = [sequence for sequence in job.sequences if sequence.finish_reason is None]
+        # Also those that ended in a step which then broke off: they still hold their slots.
+        ending = [sequence for sequence in job.sequences if sequence in self.scheduler]
         for sequence in ending:
             sequence.fail(reason)
             self._leave(sequence)

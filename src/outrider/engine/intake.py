@@ -17,6 +17,15 @@ class Checked:
     bad_words: list[list[int]]
 
 
+def check_unicode(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{what} is not valid Unicode text: {error.reason} at character {error.start}"
+        ) from None
+
+
 class Intake:
     def __init__(self, loaded: LoadedModel, vocabulary: int, max_model_len: int) -> None:
         self.loaded = loaded
@@ -66,12 +75,7 @@ class Intake:
     def _encode(self, text: str) -> list[int]:
         if self.loaded.tokenizer is None:
             raise InvalidRequest("this model has no tokenizer; give the prompt as token ids")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"the prompt is not valid Unicode text: {error.reason} at character {error.start}"
-            ) from None
+        check_unicode("the prompt", text)
         ids: list[int] = self.loaded.tokenizer(text)["input_ids"]
         return ids
 

@@ -5,10 +5,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
+from jinja2 import TemplateError
+
 from outrider.core.errors import InvalidRequest
 from outrider.core.outputs import CompletionOutput, Delta, RequestOutput, Speculation
 from outrider.core.params import SamplingParams
 from outrider.engine.engine import Engine
+from outrider.engine.intake import check_unicode
 from outrider.engine.progress import progress_bar
 
 Prompt = str | list[int] | dict[str, Any]
@@ -75,7 +78,14 @@ class LLM:
                 f"{self.model_name} has no chat template; use generate with plain text (--raw)"
             )
         _check_messages(messages)
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:  # e.g. a template that knows no system role
+            raise InvalidRequest(
+                f"the chat template of {self.model_name} refuses this conversation: {error}"
+            ) from error
         # The template writes the special tokens itself.
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
@@ -99,6 +109,9 @@ class LLM:
             except InvalidRequest as error:
                 errors.append(error)
                 results[place] = _refused(str(error))
+            except BaseException:
+                self._forget(list(places))
+                raise
         if errors and not places:
             raise errors[0]
         for refusal in errors:
@@ -127,9 +140,12 @@ class LLM:
                     if request_id not in self.engine.jobs:  # finished, or aborted by somebody
                         del open_ids[request_id]
         finally:
-            for request_id in request_ids:
-                self.engine.abort(request_id)
-                self._inbox.pop(request_id, None)
+            self._forget(request_ids)
+
+    def _forget(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self.engine.abort(request_id)
+            self._inbox.pop(request_id, None)
 
 
 def _as_list(prompts: Any) -> list[Any]:
@@ -147,6 +163,10 @@ def _params_for(count: int, params: Params) -> list[SamplingParams]:
         return [SamplingParams()] * count
     if isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, (list, tuple)) or not all(
+        isinstance(each, SamplingParams) for each in params
+    ):
+        raise InvalidRequest(f"sampling_params must be SamplingParams or a list, not {params!r}")
     if len(params) != count:
         raise InvalidRequest(f"{count} prompts but {len(params)} sampling params; give one or all")
     return list(params)
@@ -172,5 +192,6 @@ def _check_messages(messages: Any) -> None:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             raise InvalidRequest(f"a message needs 'role' and text 'content', not {message!r}")
+        check_unicode("a message", message["content"])
         if message.get("role") not in ("system", "user", "assistant", "tool"):
             raise InvalidRequest(f"unknown role {message.get('role')!r} in a message")

@@ -1,7 +1,6 @@
 """Who takes part in the next pass, with how many rows: first come, first served."""
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from outrider.engine.sequence import Sequence
@@ -32,9 +31,8 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of arrival
         self.preemptions = 0
 
-    def __iter__(self) -> Iterator[Sequence]:
-        yield from self.running
-        yield from self.waiting
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self.running or sequence in self.waiting
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)

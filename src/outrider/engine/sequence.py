@@ -33,6 +33,7 @@ class Sequence:
         self._detokenizer = detokenizer
         params = request.params
         self._stops = StopChecker(params.stop_strings, params.include_stop_str_in_output)
+        self.told_end = False
         self._told_tokens = 0
         self._told_text = 0
 
@@ -109,6 +110,7 @@ class Sequence:
     def delta(self) -> Delta:
         """What is new since the last call."""
         tokens, text = self._told_tokens, self._told_text
+        self.told_end = self.finish_reason is not None
         self._told_tokens, self._told_text = self.request.position, len(self.text)
         return Delta(
             request_id=self.job.id,
@@ -117,7 +119,7 @@ class Sequence:
             token_ids=self.request.output_ids[tokens:],
             from_draft=self.from_draft[tokens:],
             finish_reason=self.finish_reason,
-            result=self.job.output() if self.job.finished else None,
+            result=self.job.output() if self.job.told else None,
         )
 
 
@@ -136,6 +138,11 @@ class Job:
     @property
     def finished(self) -> bool:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    @property
+    def told(self) -> bool:
+        """Whether the user has heard the end of each sequence: then the result may follow."""
+        return all(sequence.told_end for sequence in self.sequences)
 
     def output(self) -> RequestOutput:
         speculation = Speculation(drafter=self.drafter)

@@ -7,6 +7,7 @@ them) but in a context that the runner opens around the call.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,19 +53,19 @@ class Pass:
     recorded: list[LayerCall] | None = field(default=None)  # a pass that only looks at shapes
 
 
-_current: Pass | None = None
+# Per thread: engines in several threads must not see each other's pass.
+_current: ContextVar[Pass | None] = ContextVar("pass", default=None)
 
 
 @contextmanager
 def attending(step: Pass) -> Iterator[None]:
-    global _current
-    if _current is not None:
+    if _current.get() is not None:
         raise RuntimeError("a forward pass is already under way; passes do not nest")
-    _current = step
+    token = _current.set(step)
     try:
         yield
     finally:
-        _current = None
+        _current.reset(token)
 
 
 def outrider_attention(
@@ -80,7 +81,7 @@ def outrider_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Write the new rows' KV, attend, and return [1, rows, heads, value head size]."""
-    step = _current
+    step = _current.get()
     if step is None:
         raise RuntimeError("this model is bound to Outrider's runner and cannot be called directly")
     rows, heads = query.shape[2], query.shape[1]

@@ -29,9 +29,10 @@ def locate(name: str, revision: str | None = None, *, weights: bool = True) -> P
 
     Without `weights` a hub id brings only the small files: enough to look at its configuration.
     """
-    if name in ZOO:
-        if revision is not None:
-            raise ModelError(f"{name} is a zoo model, which has no revisions")
+    base = name.split("@")[0]
+    if base in ZOO:
+        if revision is not None or base != name:
+            raise ModelError(f"{base} is a zoo model, which has no revisions")
         return pull(name)
     path = Path(name).expanduser()
     if path.exists():
