@@ -2,13 +2,16 @@
 
 import json
 import socket
+import threading
 
 import pytest
 from tests.audit.server import Serving, serving
 from tests.engine.helpers import make_llm
 
 from outrider.audit.against import audit_server
+from outrider.audit.client import Client
 from outrider.cli import main
+from outrider.core.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +67,55 @@ def test_a_server_that_takes_text_only(models, llm):
     assert isinstance(state.seen[-1]["prompt"], str) and "return_token_ids" not in state.seen[-1]
 
 
+class Replying(Serving):
+    """Answers every request with the same choices."""
+
+    def __init__(self, choices):
+        super().__init__(None)
+        self.choices = choices
+
+    def complete(self, body):
+        return 200, {"choices": self.choices}
+
+
+def test_a_server_that_says_nothing_fails(models):
+    report = against(models, Replying([{"text": "", "token_ids": []}]), samples=64)
+    assert [check.name for check in report.failures] == ["greedy", "distribution"]
+    assert all("nothing was judged" in check.detail for check in report.failures)
+    assert report.false_alarm_probability == 0.0
+
+
+@pytest.mark.parametrize(
+    ("choices", "part"),
+    [
+        ("none", "no list of objects"),
+        ([1], "no list of objects"),
+        ([], "sent no choices"),
+        ([{"text": 1}], "not as OpenAI's API"),
+        ([{"logprobs": [1]}], "not as OpenAI's API"),
+        ([{"token_ids": "12"}], "not as OpenAI's API"),
+        ([{"token_ids": [10**6]}], "token id 1000000"),
+    ],
+)
+def test_replies_that_cannot_be_judged(models, choices, part):
+    with pytest.raises(ConfigError, match=part):
+        against(models, Replying(choices), samples=64)
+
+
+def test_a_server_that_is_none():
+    def babble(listener):
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"what?\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=babble, args=(listener,), daemon=True).start()
+        with pytest.raises(ConfigError, match="does not speak the API: what") as caught:
+            Client(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+    assert "\n" not in str(caught.value)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -75,6 +127,8 @@ def free_port() -> int:
     [
         (["--against", "localhost:8000"], "no address"),
         (["--against", f"http://127.0.0.1:{free_port()}/v1"], "cannot be reached"),
+        (["--against", "http://localhost:abc/v1"], "nonnumeric port"),
+        (["--seed", str(2**31)], "--seed"),
         (["--against", "http://127.0.0.1:1/v1", "--drafter", "ngram"], "leave out --drafter"),
         (["--against", "http://127.0.0.1:1/v1", "--api-key-env", "NO_SUCH_KEY"], "not set"),
         (["--speculative-config", "{"], "not JSON"),

@@ -37,6 +37,9 @@ def generator(job: Job, behaviour: str) -> Generate:
         new = [10 + len(prompt) % 7] * job.max_tokens
         if behaviour == "whole":
             emit(new)
+        elif behaviour == "empty ends":
+            emit(new)
+            emit([])
         else:
             for token in new:
                 emit([token])
@@ -59,4 +62,4 @@ def misbehave(behaviour: str) -> None:
 MODES: dict[str, Callable[[Job], Generate]] = {"none": load, "lookup": load}
 
 if __name__ == "__main__":
-    serve(MODES)
+    serve(MODES, "numpy")

@@ -9,6 +9,7 @@ import sys
 import time
 import zipfile
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def test_a_peer_that_works(fake: Any, options: PeerOptions) -> None:
         assert 0 < cell["ratio_low"] <= cell["ratio"] <= cell["ratio_high"]
         assert 0.01 <= cell["time_to_first_token"] < 1
         assert [cell[name] for name in COUNTERS] == [None] * len(COUNTERS)
+        assert cell["versions"] == {"numpy": version("numpy")}
 
 
 def test_a_conversation_sees_its_own_answers(fake: Any, options: PeerOptions) -> None:
@@ -96,6 +98,14 @@ def test_an_answer_in_one_piece_hides_its_first_token(fake: Any, options: PeerOp
     fake(plain="whole")
     cells, _ = run_peers(["fake"], PROMPTS, options)
     known = {cell["drafter"]: cell["time_to_first_token"] is not None for cell in cells}
+    assert known == {"none": False, "lookup": True}
+
+
+def test_later_steps_that_bring_no_tokens(fake: Any, options: PeerOptions) -> None:
+    fake(plain="empty ends")
+    cells, skipped = run_peers(["fake"], PROMPTS, options)
+    assert skipped == []
+    known = {cell["drafter"]: cell["inter_token_latency"] is not None for cell in cells}
     assert known == {"none": False, "lookup": True}
 
 
@@ -176,7 +186,10 @@ def test_a_peer_does_not_outlive_its_parent(monkeypatch: pytest.MonkeyPatch) -> 
     job = Job("none", "", None, 8, 8, 1, 64, "float32", "cpu")
     process.stdin.write(json.dumps(asdict(job)) + "\n[1, 2, 3]\n")
     process.stdin.flush()
-    assert json.loads(process.stdout.readline()) == {"ready": True}
+    assert json.loads(process.stdout.readline()) == {
+        "ready": True,
+        "versions": {"numpy": version("numpy")},
+    }
     process.stdin.close()  # as when the parent is killed, in the middle of an answer
     assert process.wait(10) == 0
 

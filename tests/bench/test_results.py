@@ -11,11 +11,11 @@ from outrider.bench.cells import Run
 from outrider.bench.results import FILE, PREVIOUS, Results, make_room, read_results
 from outrider.bench.runner import Engines
 from outrider.bench.session import Session
-from outrider.core.errors import ConfigError
+from outrider.core.errors import ConfigError, ModelError
 
 KEYS = {
     "schema", "created", "outrider", "versions", "hardware", "arguments", "seed", "pass_cost",
-    "cells", "skipped",
+    "cells", "skipped", "peers",
 }  # fmt: skip
 CELL_KEYS = {
     "system", "category", "drafter", "batch_size", "temperature", "max_tokens", "requests",
@@ -61,11 +61,16 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 def test_peers_stay_when_cells_are_summed_up_again(tmp_path: Path) -> None:
     results = Results.new(tiny_options(), PROMPTS, MACHINE, tmp_path)
-    cell = {"system": "transformers", "category": "chat"}
+    results.ask_peers(["transformers", "vllm"])
+    cell = {"system": "transformers", "category": "chat", "versions": {"python": "2", "t": "5"}}
     results.add_peer([cell], [{"system": "vllm", "reason": "not installed"}])
     results.add(a_run("none", "chat", 0, 10.0))
     again = Results.resume(tiny_options(), PROMPTS, MACHINE, tmp_path)
-    assert cell in again.data["cells"] and again.peers_done == {"outrider", "transformers", "vllm"}
+    assert cell in again.data["cells"] and again.peers_done == {"transformers"}
+    assert again.data["versions"] == {"python": "3", "python (peer)": "2", "t": "5"}
+    assert again.data["peers"] == ["transformers", "vllm"] and len(again.data["skipped"]) == 1
+    again.add_peer([{"system": "vllm", "category": "chat"}], [])
+    assert again.peers_done == {"transformers", "vllm"} and again.data["skipped"] == []
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def test_peers_are_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         if peers == ["vllm"]:
             return [], [{"system": "vllm", "reason": "not installed"}]
         if peers == ["openvino"]:
-            raise ConfigError("the chat template is missing")
+            raise ModelError("the chat template is missing")
         return [{"system": peers[0], "category": "overall"}], []
 
     monkeypatch.setattr(sessions, "run_peers", run_peers)
@@ -171,4 +176,6 @@ def test_peers_are_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "openvino skipped: the chat template is missing",
     ]
     Session(options, tmp_path, display, resume=True, peers=peers).run(PROMPTS)
-    assert len(asked) == 3
+    assert [names for names, *_ in asked[3:]] == [["vllm"], ["openvino"]]  # not there before
+    data = read_results(tmp_path / FILE)
+    assert data["dtype"] == "float32" and data["peers"] == peers and len(data["skipped"]) == 2

@@ -60,7 +60,7 @@ def audit_server(
         subject=subject,
         checks=[*checks, check],
         seconds=time.perf_counter() - start,
-        false_alarm_probability=FALSE_ALARM,
+        false_alarm_probability=FALSE_ALARM if check.tested else 0.0,
         detectable_total_variation=check.figures.get("detectable_total_variation"),
     )
 
@@ -91,14 +91,17 @@ class _ServerAudit:
             distance, faults = self.judge.feed_back(ask, output)
             worst, count = max(worst, distance), count + len(found)
             differences += faults
-        detail = (
-            str(differences[0])
-            if differences
-            else f"{count} tokens fed back, none further than {worst:.2g} from the best score"
-        )
+        if differences:
+            detail = str(differences[0])
+        elif count:
+            detail = f"{count} tokens fed back, none further than {worst:.2g} from the best score"
+        else:
+            detail = "nothing was judged: all texts that the server sent are empty"
         figures = {"tokens": count, "worst_margin": worst}
         note = self._note()
-        return [reference, Check("greedy", not differences, detail + note, differences, figures)]
+        passed = bool(count) and not differences
+        greedy = Check("greedy", passed, detail + note, differences, figures, tested=bool(count))
+        return [reference, greedy]
 
     def _calibrate(self, texts: list[tuple[Ask, Choice, list[int]]]) -> Check:
         """The server's own log-probabilities, where it sends them, against the reference."""
@@ -151,14 +154,18 @@ class _ServerAudit:
         short = sum(len(outcome) < DEPTH for outcome in outcomes)
         tree = Tree(self.reference, ids)
         check = judge_distribution("distribution", tree, law, outcomes, FALSE_ALARM)
-        if short == len(outcomes):
-            check.passed = False
         check.detail += (f"; {short} samples were too short" if short else "") + self._note()
         return check
 
     def _ids(self, prompt: list[int], prompt_text: str, choice: Choice) -> list[int]:
         """The server's token ids, or those of its text, encoded again here."""
         if choice.token_ids is not None:
+            for token in choice.token_ids:
+                if not 0 <= token < self.reference.vocabulary:
+                    raise ConfigError(
+                        f"{self.client.url} sent token id {token}, and the model here has"
+                        f" {self.reference.vocabulary} tokens; --model must be what it serves"
+                    )
             return choice.token_ids
         self.reencoded += 1
         text = choice.text.split("\ufffd")[0]  # half a character cannot be encoded again

@@ -4,7 +4,9 @@ import json
 import re
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 from outrider.core.errors import ConfigError, OutriderError
@@ -43,7 +45,7 @@ class Client:
 
     def _first_model(self) -> str:
         listed = self._call("models", None).get("data")
-        if not isinstance(listed, list) or not listed or "id" not in listed[0]:
+        if not _objects(listed) or not listed or "id" not in listed[0]:
             raise ConfigError(f"{self.url}/models lists no model; name it with --served-model")
         return str(listed[0]["id"])
 
@@ -58,7 +60,18 @@ class Client:
                 if refusal.status not in (400, 422) or not self._simplify():
                     raise
             else:
-                return [_choice(entry) for entry in reply.get("choices", [])]
+                return self._choices(reply.get("choices", []))
+
+    def _choices(self, entries: Any) -> list[Choice]:
+        if not _objects(entries):
+            raise ConfigError(f"{self.url}/completions sent choices that are no list of objects")
+        try:
+            return [_choice(entry) for entry in entries]
+        except (AttributeError, TypeError, ValueError):
+            raise ConfigError(
+                f"{self.url}/completions sent a choice whose text, token_ids or logprobs are not"
+                " as OpenAI's API has them"
+            ) from None
 
     def _simplify(self) -> bool:
         """Ask for less; False when nothing is left to leave out."""
@@ -82,10 +95,12 @@ class Client:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
                 found = json.load(reply)
         except urllib.error.HTTPError as error:
-            said = " ".join(error.read(2000).decode(errors="replace").split())
+            said = ""
+            with suppress(OSError, HTTPException):
+                said = " ".join(error.read(2000).decode(errors="replace").split())
             raise Refused(error.code, f"{address} answered {error.code}: {said[:200]}") from None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
+        except (OSError, ValueError, HTTPException) as error:
+            reason = " ".join(str(getattr(error, "reason", error)).split()) or repr(error)
             raise ConfigError(
                 f"{address} cannot be reached or does not speak the API: {reason}"
             ) from None
@@ -94,15 +109,24 @@ class Client:
         return found
 
 
+def _objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
+
+
 def _choice(entry: dict[str, Any]) -> Choice:
+    """Raises where the entry's fields are of other kinds."""
     logprobs = entry.get("logprobs") or {}
     ids = entry.get("token_ids")
     pieces = logprobs.get("tokens") or []
     if ids is None and pieces and all(re.fullmatch(r"token_id:\d+", str(p)) for p in pieces):
         ids = [int(piece.split(":")[1]) for piece in pieces]
-    return Choice(
-        text=entry.get("text") or "",
-        finish_reason=entry.get("finish_reason"),
-        token_ids=ids,
-        logprobs=logprobs.get("token_logprobs") or [],
-    )
+    text, values = entry.get("text") or "", logprobs.get("token_logprobs") or []
+    if not isinstance(text, str) or not (ids is None or _all_of(ids, int)):
+        raise TypeError
+    if not _all_of(values, (int, float, type(None))):
+        raise TypeError
+    return Choice(text, entry.get("finish_reason"), ids, values)
+
+
+def _all_of(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kinds) for item in value)

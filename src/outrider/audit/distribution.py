@@ -70,6 +70,7 @@ def judge_distribution(
 ) -> Check:
     """samples: the first tokens of each. Given the first one, the next are judged.
 
+    Where nothing can be counted, the check fails and is not `tested`.
     Half of `level` goes to the chi-square test, half to tokens that should never occur at all.
     """
     counts = Counter(sample[:DEPTH] for sample in samples if len(sample) >= DEPTH)
@@ -81,8 +82,13 @@ def judge_distribution(
         detail = f"{outcome.impossible} of {len(samples)} samples hold a token of probability 0"
         return Check(name, False, detail, figures=figures | {"impossible": outcome.impossible})
     if not outcome.df:
-        detail = f"no two outcomes of tokens 2 to {DEPTH} are likely enough to be counted"
-        return Check(name, True, detail, figures=figures)
+        detail = (
+            f"not tested: too few samples, no two outcomes of tokens 2 to {DEPTH} are likely enough"
+            " to be counted"
+            if counts
+            else f"nothing was judged: no sample has {DEPTH} tokens"
+        )
+        return Check(name, False, detail, figures=figures, tested=False)
     p_value = noncentral_sf(outcome.statistic, outcome.df, outcome.shift)
     smallest = detectable_variation(outcome.judged, outcome.df, level / 2, outcome.shift)
     detail = (

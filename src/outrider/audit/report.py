@@ -40,6 +40,7 @@ class Check:
     detail: str  # one line: what was compared and what came out
     differences: list[Difference] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
+    tested: bool = True  # False: too little came to be judged, so this proves nothing
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -37,6 +37,7 @@ def bench(
 
     Writes results.json, report.html and its plots into the folder given by --out.
     Ctrl-C keeps what was measured; the same command with --resume goes on.
+    Peak memory is of the whole process, which holds one engine per drafter.
 
     Examples:
 

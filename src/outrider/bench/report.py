@@ -132,7 +132,8 @@ def _cells(view: View) -> str:
     overall = [cell for cell in view.cells if cell["category"] == OVERALL]
     note = (
         '<p class="note">Speed-up is against the same system\'s plain decoding; &ndash; means not'
-        " measured, or that the system does not tell.</p>"
+        " measured, or that the system does not tell. Peak memory is of the whole process:"
+        " Outrider's holds one engine for each drafter at once, a peer's holds one.</p>"
     )
     every = _table(view.cells, COLUMNS)
     short = _table(overall, [c for c in COLUMNS if c.head not in ("category", "tokens")])
@@ -165,6 +166,10 @@ def _setting(view: View) -> str:
         hardware["memory"] = f"{memory / (1 << 30):.1f} GiB"
     versions = {"outrider": results.get("outrider"), **(results.get("versions") or {})}
     arguments = {**(results.get("arguments") or {}), "seed": results.get("seed")}
+    if results.get("dtype"):
+        arguments["dtype"] = results["dtype"]  # what "auto" came to
+    if results.get("peers"):
+        arguments["peers"] = results["peers"]
     tables = [
         _facts("Hardware", hardware),
         _facts("Versions", versions),

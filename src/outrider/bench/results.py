@@ -1,5 +1,6 @@
 """results.json: written after every run, so that nothing measured is lost."""
 
+import copy
 import hashlib
 import json
 import os
@@ -33,7 +34,7 @@ class Results:
         cls,
         options: BenchOptions,
         prompts: list[Prompt],
-        machine: dict[str, Any],  # versions and hardware
+        machine: dict[str, Any],  # versions, hardware and the dtype that was chosen
         folder: Path,
     ) -> "Results":
         return cls(_empty(options, prompts, machine), folder)
@@ -50,10 +51,13 @@ class Results:
         path = find_results(folder)
         data, wanted = read_results(path), _empty(options, prompts, machine)
         for name in SAME:
-            if data.get(name) != wanted[name]:
+            old, new = data.get(name), wanted[name]
+            if name == "versions" and isinstance(old, dict):
+                old = {package: old.get(package) for package in new}  # without those of peers
+            if old != new:
                 raise ConfigError(
                     f"{path} is from a benchmark with other {name}"
-                    f" ({_difference(data.get(name), wanted[name])}); --resume needs the same"
+                    f" ({_difference(old, new)}); --resume needs the same"
                 )
         try:
             return cls(data, folder)
@@ -66,15 +70,26 @@ class Results:
 
     @property
     def peers_done(self) -> set[str]:
-        return {entry["system"] for entry in (*self.data["cells"], *self.data["skipped"])}
+        """Those with cells: one that was skipped may be there the next time."""
+        return {cell["system"] for cell in self.data["cells"]} - {"outrider"}
+
+    def ask_peers(self, names: list[str]) -> None:
+        self.data["peers"] = list(dict.fromkeys([*self.data.get("peers", []), *names]))
 
     def add(self, run: Run) -> None:
         self.runs.append(run)
         self.save()
 
     def add_peer(self, cells: list[dict[str, Any]], skipped: list[dict[str, Any]]) -> None:
+        systems = {entry["system"] for entry in (*cells, *skipped)}
+        before = [entry for entry in self.data["skipped"] if entry["system"] not in systems]
         self.data["cells"] += cells
-        self.data["skipped"] += skipped
+        self.data["skipped"] = before + skipped
+        versions = self.data["versions"]
+        for cell in cells:
+            for package, version in (cell.get("versions") or {}).items():
+                if versions.setdefault(package, version) != version:  # its own Python, not ours
+                    versions[f"{package} (peer)"] = version
         self.save()
 
     def save(self) -> None:
@@ -131,11 +146,12 @@ def _empty(options: BenchOptions, prompts: list[Prompt], machine: dict[str, Any]
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "outrider": __version__,
-        **machine,
+        **copy.deepcopy(machine),
         "arguments": options.to_dict(),
         "seed": options.seed,
         "prompts_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "categories": categories(prompts),
+        "peers": [],  # that were asked for
         "pass_cost": [],
         "cells": [],
         "skipped": [],

@@ -29,7 +29,10 @@ PASS_REPEATS = 7
 
 @dataclass
 class Engines:
-    """One per drafter; their weights are mapped from the same file, so memory holds them once."""
+    """One per drafter, all at once in this process.
+
+    In float32 on a CPU, each lays out the weights anew, so memory holds one copy per engine.
+    """
 
     llms: dict[str, LLM]
 

@@ -15,7 +15,7 @@ from outrider.bench.peers.run import PeerOptions, run_peers
 from outrider.bench.results import Results, find_results, make_room
 from outrider.bench.runner import Engines, fitting, pass_cost, plan
 from outrider.bench.workloads import Prompt
-from outrider.core.errors import ConfigError
+from outrider.core.errors import OutriderError
 from outrider.model import zoo
 
 
@@ -59,12 +59,16 @@ class Session:
         return engines, prompts
 
     def _open(self, engines: Engines, prompts: list[Prompt]) -> Results:
-        device = engines.base.engine.loaded.device
-        machine = {"versions": versions(), "hardware": hardware(device)}
+        loaded = engines.base.engine.loaded
+        dtype = str(loaded.dtype).removeprefix("torch.")
+        machine = {"versions": versions(), "hardware": hardware(loaded.device), "dtype": dtype}
         if self.resume:
-            return Results.resume(self.options, prompts, machine, self.folder)
+            results = Results.resume(self.options, prompts, machine, self.folder)
+            results.ask_peers(self.peers)
+            return results
         make_room(self.folder)
         results = Results.new(self.options, prompts, machine, self.folder)
+        results.ask_peers(self.peers)
         results.save()  # a folder that cannot be written shows before hours of measuring
         return results
 
@@ -103,7 +107,7 @@ class Session:
             with self.display.stage(f"measuring {name}"):
                 try:
                     cells, skipped = run_peers([name], prompts, self._peer_options())
-                except ConfigError as error:
+                except OutriderError as error:
                     cells, skipped = [], [{"system": name, "reason": str(error)}]
             results.add_peer(cells, skipped)
             for entry in skipped:

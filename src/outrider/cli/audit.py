@@ -64,7 +64,7 @@ def audit(
     against: Against = None,
     served_model: ServedModel = None,
     api_key_env: KeyVariable = None,
-    seed: Annotated[int, typer.Option(min=0, help="Other seed, other samples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Other seed, other samples.")] = 0,
     samples: Samples = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter texts, fewer samples.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -162,7 +162,8 @@ def _show(report: "AuditReport") -> None:
     console = Console(highlight=False)
     table = Table("check", "", "what was found", box=None, pad_edge=False)
     for check in report.checks:
-        mark = "[green]passed[/green]" if check.passed else "[bold red]FAILED[/bold red]"
+        mark = "[green]passed[/green]" if check.tested else "[yellow]not tested[/yellow]"
+        mark = mark if check.passed else "[bold red]FAILED[/bold red]"
         table.add_row(check.name, mark, escape(check.detail))
     console.print(table)
     for check in report.checks:
@@ -172,7 +173,7 @@ def _show(report: "AuditReport") -> None:
     console.print(f"\n{about}; {report.seconds:.0f} s", markup=False)
     if report.detectable_total_variation is not None:
         console.print(
-            f"Chance that all of this fails although nothing is wrong: at most "
+            f"Chance that any distribution test fails although nothing is wrong: at most "
             f"{report.false_alarm_probability:.0e}. A total variation of "
             f"{report.detectable_total_variation:.3f} in tokens 2 to 4 would have been found with "
             f"probability 0.99.",

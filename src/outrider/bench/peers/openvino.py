@@ -53,4 +53,4 @@ def _load(job: Job, lookup: bool) -> Generate:
 
 
 if __name__ == "__main__":
-    serve({"none": load, "prompt_lookup": prompt_lookup})
+    serve({"none": load, "prompt_lookup": prompt_lookup}, "openvino-genai")

@@ -48,8 +48,10 @@ class Worker:
         Thread(target=self._listen, daemon=True).start()
         self._first = job
 
-    def start(self) -> None:
-        self.ask(self._first)
+    def start(self) -> dict[str, str]:
+        """The versions of what the peer runs."""
+        versions: dict[str, str] = self.ask(self._first).get("versions", {})
+        return versions
 
     def ask(self, message: Any) -> dict[str, Any]:
         assert self._process.stdin is not None

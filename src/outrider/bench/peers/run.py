@@ -1,7 +1,7 @@
 """`run_peers`: the cells of other systems, and why those that are missing are missing."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,7 +54,6 @@ class PeerOptions:
     timeout: float = 900.0  # seconds for one peer, loading and all modes together
     dtype: str = "auto"  # these two as Outrider understands them
     device: str = "auto"
-    say: Callable[[str], None] = lambda text: None  # told what happens, for a progress display
 
 
 def run_peers(
@@ -73,16 +72,19 @@ def run_peers(
     skipped: list[dict[str, Any]] = []
     talk = Talk(options.model, prompts)
     for name in names:
-        runs, reasons = _run_peer(name, talk, options)
+        runs, versions, reasons = _run_peer(name, talk, options)
         for cell in cells_of(runs, categories(prompts), options.max_tokens):
-            cells.append(_as_peer(name, cell.to_dict()))
+            cells.append(_as_peer(name, versions, cell.to_dict()))
         skipped += [{"system": name, "reason": reason} for reason in reasons]
     return cells, skipped
 
 
-def _run_peer(name: str, talk: Talk, options: PeerOptions) -> tuple[list[Run], list[str]]:
-    """What was measured until it was done, failed or ran out of time, and the reasons."""
+def _run_peer(
+    name: str, talk: Talk, options: PeerOptions
+) -> tuple[list[Run], dict[str, str], list[str]]:
+    """What was measured until it was done, failed or ran out of time, its versions, the reasons."""
     runs: list[Run] = []
+    versions: dict[str, str] = {}
     failures: dict[str, str] = {}
     deadline = monotonic() + options.timeout
     modes = (BASE, PEERS[name].speculation)
@@ -90,25 +92,23 @@ def _run_peer(name: str, talk: Talk, options: PeerOptions) -> tuple[list[Run], l
         workers: dict[str, Worker] = {}
         for mode in modes:
             try:
-                options.say(f"{name}: loading ({_called(mode)})")
                 job = _job(mode, PEERS[name], talk, options)
                 worker = Worker(name, PEERS[name].module, asdict(job), deadline)
                 workers[mode] = stack.enter_context(worker)
-                worker.start()
+                versions |= worker.start()
                 worker.ask(talk.opening)  # warm-up
             except (PeerFailed, ModelError, OSError) as error:
                 failures[mode] = str(error)
         # Repeats take turns between the modes, so that a noisy minute hurts both alike.
         for repeat in range(options.repeats):
             for mode in [mode for mode in workers if mode not in failures]:
-                options.say(f"{name}: {_called(mode)}, repeat {repeat + 1} of {options.repeats}")
                 try:
                     runs.extend(_repeat(workers[mode], mode, repeat, talk))
                 except PeerFailed as error:
                     failures[mode] = str(error)
     if len(failures) == len(modes) and len(set(failures.values())) == 1:
-        return runs, [failures[BASE]]
-    return runs, [f"{_called(mode)}: {reason}" for mode, reason in failures.items()]
+        return runs, versions, [failures[BASE]]
+    return runs, versions, [f"{_called(mode)}: {reason}" for mode, reason in failures.items()]
 
 
 def _called(mode: str) -> str:
@@ -163,6 +163,7 @@ def _repeat(worker: Worker, mode: str, repeat: int, talk: Talk) -> Iterator[Run]
 def _sum_up(answers: list[dict[str, Any]], mode: str, category: str, repeat: int) -> Run:
     streamed = [a for a in answers if a["first"] is not None]
     later = [(len(a["tokens"]) - a["with_first"], a["seconds"] - a["first"]) for a in streamed]
+    gaps = [seconds / count for count, seconds in later if count > 0]
     return Run(
         drafter=mode,
         category=category,
@@ -175,13 +176,13 @@ def _sum_up(answers: list[dict[str, Any]], mode: str, category: str, repeat: int
         decode_tokens=sum(count for count, _ in later),
         decode_seconds=sum(seconds for _, seconds in later),
         time_to_first_token=median(a["first"] for a in streamed) if streamed else 0.0,
-        inter_token_latency=median(s / count for count, s in later) if later else None,
+        inter_token_latency=median(gaps) if gaps else None,
         peak_memory_bytes=max((a["memory"] for a in answers if a["memory"]), default=None),
     )
 
 
-def _as_peer(name: str, cell: dict[str, Any]) -> dict[str, Any]:
-    known = {**cell, "system": name, **dict.fromkeys(UNKNOWN)}
+def _as_peer(name: str, versions: dict[str, str], cell: dict[str, Any]) -> dict[str, Any]:
+    known = {**cell, "system": name, "versions": versions, **dict.fromkeys(UNKNOWN)}
     if not cell["time_to_first_token"]:  # a peer that gives its answer only as a whole
         known["time_to_first_token"] = None
     return known

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -39,8 +40,11 @@ class Refused(Exception):
     """The peer cannot do this; the message says why."""
 
 
-def serve(modes: dict[str, Callable[[Job], Generate]]) -> None:
-    """Loads one mode, then generates for every line; the end of the input ends the process."""
+def serve(modes: dict[str, Callable[[Job], Generate]], package: str) -> None:
+    """Loads one mode and tells the version of `package`, then generates for every line.
+
+    The end of the input ends the process.
+    """
     # Peers print to stdout as they like, also from C: the answers get a channel of their own.
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -59,13 +63,20 @@ def serve(modes: dict[str, Callable[[Job], Generate]]) -> None:
         return answer(error=str(error))
     except Exception as error:
         return answer(error=f"cannot load the model: {_line(error)}")
-    answer(ready=True)
+    answer(ready=True, versions=_versions(package))
     while True:
         prompt = json.loads(lines.get())
         try:
             answer(**_timed(generate, prompt))
         except Exception as error:
             return answer(error=f"failed while generating: {_line(error)}")
+
+
+def _versions(package: str) -> dict[str, str]:
+    try:
+        return {package: version(package)}
+    except PackageNotFoundError:  # run from a source tree
+        return {}
 
 
 def _listen(lines: Queue[str]) -> None:

@@ -59,4 +59,4 @@ def prompt_lookup(job: Job) -> Generate:
 
 
 if __name__ == "__main__":
-    serve({"none": load, "prompt_lookup": prompt_lookup})
+    serve({"none": load, "prompt_lookup": prompt_lookup}, "transformers")

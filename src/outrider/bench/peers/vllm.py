@@ -36,4 +36,4 @@ def ngram(job: Job) -> Generate:
 
 
 if __name__ == "__main__":
-    serve({"none": load, "ngram": ngram})
+    serve({"none": load, "ngram": ngram}, "vllm")
