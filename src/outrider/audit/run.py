@@ -13,7 +13,7 @@ from outrider.audit.equality import Pair, check_pairs
 from outrider.audit.judge import Ask, Judge
 from outrider.audit.reference import Reference, load_reference
 from outrider.audit.report import AuditReport, Check
-from outrider.core.errors import OutriderError
+from outrider.core.errors import ConfigError, InvalidRequest, ModelError
 from outrider.core.outputs import RequestOutput
 from outrider.core.params import SamplingParams
 from outrider.drafters.registry import parse_config
@@ -83,7 +83,7 @@ class _Run:
         asks, plain = self._plain()
         try:
             got, drawn = self._speculative(asks)
-        except OutriderError:  # the pair cannot be run at all
+        except (ConfigError, InvalidRequest, ModelError):  # the pair cannot be run at all
             raise
         except Exception as error:
             # A crash is a finding about the drafter, not a fault of the user's command.
