@@ -1,6 +1,7 @@
 """Is a difference a float tie or a real fault? The distance from the best score decides."""
 
 from dataclasses import dataclass, replace
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -117,8 +118,7 @@ class Judge:
         at = next((i for i in range(shorter) if a[i] != b[i]), None)
         if at is not None:
             logits = self.reference.after(ask.prompt, a[: at + 1])[-1]
-            scores = self.scores(ask, got.index, a[:at], logits)
-            return self._judged(ask, at, scores, a[at], b[at])
+            return self._judged(ask, got.index, a[:at], logits, a[at], b[at])
         if len(a) != len(b):
             note = (
                 f"the speculative text ends here ({got.finish_reason}), the plain one goes on"
@@ -133,10 +133,12 @@ class Judge:
                 return self._fault(ask, shorter, f"same tokens, but {end} is {x!r} for {y!r}")
         return None
 
-    def _judged(self, ask: Ask, at: int, scores: Tensor, token: int, other: int) -> Difference:
-        """scores [vocabulary]: perturbed by the position's noise where there is any."""
-        best = float(scores.max())
-        margins = [best - float(scores[token]), best - float(scores[other])]
+    def _judged(
+        self, ask: Ask, sample: int, text: list[int], logits: Tensor, token: int, other: int
+    ) -> Difference:
+        """Two tokens after the same text; logits [vocabulary] are the reference's there."""
+        at = len(text)
+        margins = [self.distance(ask, sample, text, logits, t) for t in (token, other)]
         margin = max(margins)
         allowed = self.tolerance * ask.error_scale
         verdict: Verdict = "float tie" if margin <= allowed else "real fault"
@@ -167,7 +169,8 @@ class Judge:
             scores = self.scores(ask, output.index, output.token_ids[:at], logits)
             best = int(scores.argmax())
             if best != token:
-                found = self._judged(ask, at, scores, token, best)
+                text = output.token_ids[:at]
+                found = self._judged(ask, output.index, text, logits, token, best)
                 worst = max(worst, found.margin or 0.0)
                 faults += [replace(found, note="fed back")] if found.verdict == "real fault" else []
         return worst, faults
@@ -179,6 +182,32 @@ class Judge:
         request = ask.request(output.index, output.token_ids[:at])
         scores = process(raised[None], [Row(request, [])], Counts(len(logits)))[0]
         return bool(scores[output.token_ids[at]].isfinite())
+
+    def distance(self, ask: Ask, sample: int, text: list[int], logits: Tensor, token: int) -> float:
+        """How far a token is from the best score, in the kindest reading that rounding allows: at
+        the cut of top-k, top-p or min-p it may keep the token, and drop a rival."""
+        allowed = self.tolerance * ask.error_scale
+        scores = self.scores(ask, sample, text, logits)  # [vocabulary]
+        own = float(scores[token])
+        if not isfinite(own):
+            own = self._moved(ask, sample, text, logits, token, self.tolerance) - allowed
+        while isfinite(own):
+            rival = int(scores.argmax())
+            distance = float(scores[rival]) - own
+            if distance <= allowed:
+                return max(distance, 0.0)
+            if isfinite(self._moved(ask, sample, text, logits, rival, -self.tolerance)):
+                return distance
+            scores[rival] = -inf
+        return inf
+
+    def _moved(
+        self, ask: Ask, sample: int, text: list[int], logits: Tensor, token: int, by: float
+    ) -> float:
+        """The token's score if its logit were another."""
+        moved = logits.clone()
+        moved[token] += by
+        return float(self.scores(ask, sample, text, moved)[token])
 
     def scores(self, ask: Ask, sample: int, text: list[int], logits: Tensor) -> Tensor:
         """What the next token is the maximum of, recomputed from nothing: [vocabulary]."""
