@@ -132,6 +132,11 @@ def fast_paths() -> list[FastPath]:
             if torch.backends.mkldnn.is_available()
             else "this torch was built without it",
         ),
+        FastPath(
+            "weights by column",
+            not cuda and choose_dtype("auto", torch.device("cpu")) == torch.float32,
+            "float32 on a CPU: passes over a few rows cost little more than over one",
+        ),
     ]
     missing = "not part of this version; "
     return [
