@@ -14,14 +14,13 @@ import resource
 import statistics
 import sys
 import time
-from array import array
 from pathlib import Path
 
 import torch
 import transformers
 
 from outrider import LLM, SamplingParams, __version__
-from outrider.model.segment import Segment
+from outrider.bench.runner import pass_cost
 
 QUESTIONS = [
     "Why is the sky blue?",
@@ -56,30 +55,11 @@ def concurrency(llm: LLM, tokens: int, repeats: int) -> dict[str, float]:
     return {"one": one, "32 at once": all_32, "ratio": all_32 / one}
 
 
-def pass_cost(llm: LLM, context: int, repeats: int) -> dict[int, float]:
-    """Milliseconds of one pass over n rows of one sequence with `context` tokens before them."""
-    runner = llm.engine.runner
-    before = array("q", range(1, context + 1))
-    runner.forward([Segment.chain([5] * context, before, array("q"), context)])
-    cost = {}
-    for rows in (1, 2, 4, 8, 16, 32):
-        slots = array("q", range(context + 1, context + 1 + rows))
-        segment = Segment.chain([5] * rows, slots, before, 0)
-        times = []
-        for _ in range(repeats + 1):
-            start = time.perf_counter()
-            runner.forward([segment])
-            times.append((time.perf_counter() - start) * 1e3)
-        cost[rows] = statistics.median(times[1:])
-    return cost
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--out", type=Path, help="write the figures as JSON, too")
     arguments = parser.parse_args()
 
@@ -100,7 +80,7 @@ def main() -> None:
         },
         "arguments": sys.argv[1:],
         "load_seconds": time.perf_counter() - start,
-        "pass_milliseconds": pass_cost(llm, arguments.context, 9),
+        "pass_milliseconds": pass_cost(llm),
         "tokens_per_second": concurrency(llm, arguments.tokens, arguments.repeats),
         "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
