@@ -211,7 +211,7 @@ class Trees(Drafter):
     """Random trees: several branches, some along the true text, twins among the siblings."""
 
     name = "trees"
-    default_length = 8
+    longest = 8
     truth: dict[Any, list[int]] = {}  # noqa: RUF012  request -> what the target will write
 
     @classmethod
@@ -251,7 +251,7 @@ class DrawnTrees(Drafter):
 
     name = "drawn_trees"
     options = {"with_replacement": False}  # noqa: RUF012
-    default_length = 5
+    longest = 5
 
     def __init__(self, config: Any, target: Any) -> None:
         super().__init__(config, target)

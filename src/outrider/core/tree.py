@@ -14,8 +14,11 @@ class TokenTree:
     """Nodes in an order where parents come first; among siblings the order is the draw order.
 
     `parents[i]` is a node index or ROOT. A chain is `parents == [-1, 0, 1, ...]`; no nodes at all
-    is plain decoding. `q` holds, for node i, the distribution its token was drawn from, and is
-    given only when tokens were drawn at random and traversal verification will test them.
+    is plain decoding. `confidence[i]` is the drafter's guess of the chance that the target chooses
+    node i once it has reached its parent; the policy corrects it by experience. `q` holds, for node
+    i, the distribution its token was drawn from, and is given only when tokens were drawn at random
+    and traversal verification will test them: such a tree must be checked as it is, since leaving
+    out a token that was drawn changes the distribution.
     """
 
     tokens: list[int]
@@ -37,8 +40,14 @@ class TokenTree:
         return cls([], [], source="none")
 
     @classmethod
-    def chain(cls, tokens: list[int], source: str, q: Tensor | None = None) -> "TokenTree":
-        return cls(list(tokens), list(range(-1, len(tokens) - 1)), source, q=q)
+    def chain(
+        cls,
+        tokens: list[int],
+        source: str,
+        q: Tensor | None = None,
+        confidence: list[float] | None = None,
+    ) -> "TokenTree":
+        return cls(list(tokens), list(range(-1, len(tokens) - 1)), source, confidence, q)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -69,6 +78,30 @@ class TokenTree:
 
     def path_tokens(self, node: int) -> list[int]:
         return [self.tokens[i] for i in self.path(node)]
+
+    def follow(self, text: list[int]) -> list[int]:
+        """The nodes that the start of `text` runs through, root's child first."""
+        nodes, node = [], ROOT
+        for token in text:
+            node = next((c for c in self.children.get(node, ()) if self.tokens[c] == token), ROOT)
+            if node == ROOT:
+                break
+            nodes.append(node)
+        return nodes
+
+    def select(self, nodes: list[int]) -> "TokenTree":
+        """The tree of these nodes alone: in ascending order, none without its parent."""
+        if len(nodes) == len(self):
+            return self
+        if self.q is not None:
+            raise ValueError("a drawn tree must be checked as it is")
+        place = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}
+        return TokenTree(
+            [self.tokens[node] for node in nodes],
+            [place[self.parents[node]] for node in nodes],
+            self.source,
+            None if self.confidence is None else [self.confidence[node] for node in nodes],
+        )
 
 
 def ancestor_mask(parents: list[int]) -> Tensor:

@@ -14,7 +14,8 @@ class Verdict:
 
     kept: list[int]  # node indices of the accepted path, root's child first
     next_token: int
-    choices: list[int] | None = None  # target's token at the root and at every node (coupled only)
+    # The target's token at the root and at every node; under traversal its likeliest one.
+    choices: list[int] | None = None
 
 
 class Span(NamedTuple):

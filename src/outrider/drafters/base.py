@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from outrider.core.errors import ConfigError, unknown_name
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
-from outrider.core.verdict import Span
+from outrider.core.verdict import Span, Verdict
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 
@@ -18,7 +18,7 @@ class DraftConfig:
     """`speculative_config` after parsing; `options` are the drafter's own keys."""
 
     method: str = "none"
-    num_speculative_tokens: int = 0
+    num_speculative_tokens: int | None = None  # nodes per step; None: the policy decides
     verification: Verification = "coupled"
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -27,13 +27,16 @@ class Drafter:
     """Proposes trees. It may be as wrong as it likes: the text does not depend on it.
 
     `options` names the configuration keys a drafter takes, with their defaults. The engine calls
-    `bind` once, when the slots exist, and then per step `propose` and `observe`. A request's
-    `tokens` are the committed text, `slots` and `reserved` its KV slots; none may be changed.
+    `bind` once, when the slots exist, and then per step `propose`, `review` and `observe`. A
+    request's `tokens` are the committed text, `slots` and `reserved` its KV slots; none may be
+    changed. Any step may pass a request by, and any tree may be cut before it is checked.
     """
 
     name: ClassVar[str]
     options: ClassVar[dict[str, Any]] = {}
-    default_length: ClassVar[int] = 4
+    longest: ClassVar[int] = 8  # nodes that the policy may ask for
+    light: ClassVar[bool] = False  # has no weights and no KV: an engine may add it at any time
+    divisible: ClassVar[bool] = True  # False: its tree is checked whole and alone, or not at all
 
     needs_hidden: tuple[int | Literal["final"], ...] = ()
     bytes_per_slot: int = 0  # its own KV, declared before the pool is sized
@@ -44,6 +47,11 @@ class Drafter:
             if key not in self.options:
                 known = [*self.options, "method", "num_speculative_tokens", "verification"]
                 raise ConfigError(unknown_name(f"option of drafter {self.name!r}:", key, known))
+
+    @classmethod
+    def make(cls, config: DraftConfig, target: LoadedModel) -> "Drafter":
+        """Where one method has several implementations, the one that suits this target."""
+        return cls(config, target)
 
     @classmethod
     def audit_config(cls, target: str) -> dict[str, Any]:
@@ -63,8 +71,15 @@ class Drafter:
         """One tree per request, of at most its budget of nodes. Changes no request."""
         raise NotImplementedError
 
+    def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
+        """What the target said to this drafter's proposals, as they were checked: cut, perhaps.
+        Called before the accepted tokens join the requests."""
+
     def observe(self, spans: list[Span]) -> None:
         """What was committed since the last call: prompt chunks, prefix hits, accepted text."""
 
     def release(self, request: Request) -> None:
         """The request has left; forget it."""
+
+    def reset(self) -> None:
+        """Forget what was learned from requests that have left, as if just started."""

@@ -31,7 +31,7 @@ class DraftModelDrafter(Drafter):
 
     name = "draft_model"
     options = {"model": None, "revision": None, "dtype": None}  # noqa: RUF012
-    default_length = 4
+    longest = 4
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)

@@ -3,7 +3,8 @@
 from outrider.core.errors import ConfigError
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
-from outrider.drafters.base import DraftConfig, Drafter
+from outrider.drafters.base import DraftConfig
+from outrider.drafters.lookup import LookupDrafter
 from outrider.model.loading import LoadedModel
 
 Key = tuple[int, ...]
@@ -26,24 +27,24 @@ class NgramIndex:
                     self._last_end[tuple(tokens[end + 1 - n : end + 1])] = end
         self._indexed = max(self._indexed, len(tokens) - 1)
 
-    def continuation(self, tokens: list[int], count: int) -> list[int]:
-        """Longest match first, the most recent among equals; a match near the end repeats."""
+    def continuation(self, tokens: list[int], count: int) -> tuple[list[int], int]:
+        """What followed, and the length of the match. Longest match first, the most recent among
+        equals; a match near the end repeats."""
         for n in self.lengths:
             end = self._last_end.get(tuple(tokens[-n:])) if n <= len(tokens) else None
             if end is not None:
                 period = len(tokens) - 1 - end
-                return [tokens[end + 1 + i % period] for i in range(count)]
-        return []
+                return [tokens[end + 1 + i % period] for i in range(count)], n
+        return [], 0
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(LookupDrafter):
     name = "ngram"
     options = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}  # noqa: RUF012
-    default_length = 5
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)
-        self.shortest, self.longest = self._lengths()
+        self.least_match, self.most_match = self._lengths()
         self._indices: dict[Request, NgramIndex] = {}
 
     def _lengths(self) -> tuple[int, int]:
@@ -64,15 +65,16 @@ class NgramDrafter(Drafter):
             )
         return shortest, longest
 
-    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
-        return [self._propose(request, k) for request, k in zip(batch, budgets, strict=True)]
-
-    def _propose(self, request: Request, budget: int) -> TokenTree:
+    def lookup(self, request: Request, ahead: list[int], budget: int) -> TokenTree:
         index = self._indices.get(request)
         if index is None:
-            index = self._indices[request] = NgramIndex(self.shortest, self.longest)
+            index = self._indices[request] = NgramIndex(self.least_match, self.most_match)
         index.extend(request.tokens)
-        return TokenTree.chain(index.continuation(request.tokens, budget), source=self.name)
+        text = [*request.tokens, *ahead] if ahead else request.tokens
+        tokens, match = index.continuation(text, budget)
+        # The match grows with every token that is accepted, and longer matches are better ones.
+        confidence = [1 - 1 / (1 + match + depth) for depth in range(len(tokens))]
+        return TokenTree.chain(tokens, self.name, confidence=confidence)
 
     def release(self, request: Request) -> None:
         self._indices.pop(request, None)

@@ -7,7 +7,8 @@ from outrider.drafters.base import Drafter
 
 class NoDrafter(Drafter):
     name = "none"
-    default_length = 0
+    longest = 0
+    light = True
 
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
         return [TokenTree.empty() for _ in batch]

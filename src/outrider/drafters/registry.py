@@ -47,9 +47,11 @@ def parse_config(given: str | dict[str, Any] | None) -> DraftConfig:
     method = options.pop("method", "draft_model" if "model" in options else None)
     if not isinstance(method, str):
         raise ConfigError("speculative_config needs a 'method', e.g. {'method': 'ngram'}")
-    drafter = drafter_class(method)
-    length = options.pop("num_speculative_tokens", drafter.default_length)
-    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+    drafter_class(method)  # an unknown name fails here
+    length = options.pop("num_speculative_tokens", None)
+    if length is not None and (
+        isinstance(length, bool) or not isinstance(length, int) or length < 0
+    ):
         raise ConfigError(f"num_speculative_tokens={length!r} must be a whole number, 0 or more")
     verification = options.pop("verification", "coupled")
     if verification not in ("coupled", "traversal"):
@@ -58,4 +60,4 @@ def parse_config(given: str | dict[str, Any] | None) -> DraftConfig:
 
 
 def make_drafter(config: DraftConfig, target: LoadedModel) -> Drafter:
-    return drafter_class(config.method)(config, target)
+    return drafter_class(config.method).make(config, target)

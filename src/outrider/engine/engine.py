@@ -62,13 +62,17 @@ class Engine:
             self.kv,
             config.max_num_seqs,
             config.max_num_batched_tokens,
-            self.draft_config.num_speculative_tokens,
+            self._draft_length(),
         )
         self.counts = Counts(self.runner.vocabulary, self.loaded.device)
         self.intake = Intake(self.loaded, self.runner.vocabulary, self.max_model_len)
         self.jobs: dict[str, Job] = {}
         self.steps = 0
         self.seconds: defaultdict[str, float] = defaultdict(float)  # by phase, and "step" in all
+
+    def _draft_length(self) -> int:
+        length = self.draft_config.num_speculative_tokens
+        return self.drafter.longest if length is None else length
 
     def _context_length(self) -> int:
         longest, wanted = self.loaded.context_length, self.config.max_model_len
@@ -146,6 +150,7 @@ class Engine:
             if isinstance(error, RowError):
                 return self._fail(error)
             raise
+        self._review(work, trees, verdicts)
         self._commit(work, trees, verdicts, logits)
         return self._emit(work)
 
@@ -190,6 +195,17 @@ class Engine:
             self.draft_config.verification,
         )
         return dict(zip(complete, verdicts, strict=True))
+
+    def _review(
+        self, work: list[Work], trees: list[TokenTree], verdicts: dict[int, Verdict]
+    ) -> None:
+        checked = [i for i in verdicts if work[i].budget]
+        if checked:
+            self.drafter.review(
+                [work[i].sequence.request for i in checked],
+                [trees[i] for i in checked],
+                [verdicts[i] for i in checked],
+            )
 
     def _commit(
         self,

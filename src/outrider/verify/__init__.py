@@ -37,15 +37,20 @@ def verify(
     if len(rows) != len(logits):
         raise ValueError(f"{len(logits)} rows of logits for {len(rows)} roots and nodes")
     scores = process(logits, rows, counts)
-    spans = pairwise(accumulate((1 + len(tree) for tree in trees), initial=0))
+    spans = list(pairwise(accumulate((1 + len(tree) for tree in trees), initial=0)))
     if method == "coupled":
         choices = choose(scores, rows).tolist()
         return [_coupled(tree, rows[a:b], choices[a:b]) for tree, (a, b) in zip(trees, spans)]
-    finite = scores.amax(-1).isfinite().tolist()
+    best, likeliest = scores.max(-1)
+    finite, choices = best.isfinite().tolist(), likeliest.tolist()
     draws = keyed_draws(requests, trees)
-    return [
+    verdicts = [
         _traversal(tree, rows[a:b], scores[a:b], finite[a:b], own)
         for tree, own, (a, b) in zip(trees, draws, spans)
+    ]
+    return [
+        Verdict(verdict.kept, verdict.next_token, choices[a:b])
+        for verdict, (a, b) in zip(verdicts, spans)
     ]
 
 
