@@ -255,7 +255,7 @@ def chi_square_excess(
     folder: str, drafter: dict[str, Any], options: dict[str, Any], samples: int
 ) -> float:
     """Chi-square of tokens 2 to 4 over its threshold: above 1, the distribution is wrong."""
-    llm = make_llm(folder, drafter, max_num_seqs=256)
+    llm = make_llm(folder, drafter, max_num_seqs=256, max_num_batched_tokens=2048)
     # Longer than what is looked at: the end of the text shortens drafts.
     wanted = {"n": samples // 8, "max_tokens": 6, "ignore_eos": True, **options}
     results = run(llm, [(PROMPT, SamplingParams(seed=seed, **wanted)) for seed in range(8)])

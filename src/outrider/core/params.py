@@ -4,10 +4,11 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
+from outrider.core.documents import Document, GivenDocuments, as_documents
 from outrider.core.errors import InvalidRequest
 
 # (output tokens along the row's own path, logits [vocabulary]) -> logits [vocabulary]; must be pure
@@ -42,13 +43,19 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None  # alternatives per token; 0 gives only the chosen token's
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    # False: none. {"method": …, "num_speculative_tokens": …}: instead of the engine's own choice.
+    speculation: dict[str, Any] | Literal[False] | None = None
+    # Texts, or {"name": …, "text": …}: drafts are copied from them, and quotations are reported.
+    documents: GivenDocuments | None = field(default=None, repr=False)
 
     stop_strings: list[str] = field(init=False, repr=False)
+    document_list: tuple[Document, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         _require_list("stop", stops)
         object.__setattr__(self, "stop_strings", list(stops))
+        object.__setattr__(self, "document_list", as_documents(self.documents))
         self._check_numbers()
         self._check_texts()
         self._check_others()
@@ -101,6 +108,8 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name}={getattr(self, name)!r} must be True or False")
+        if self.speculation is not None and self.speculation is not False:
+            self._check_speculation()
         _require_list("stop_token_ids", self.stop_token_ids or [])
         for token in self.stop_token_ids or []:
             _require_integer("stop_token_ids entry", token, 0)
@@ -115,6 +124,14 @@ class SamplingParams:
         for processor in self.logits_processors or []:
             if not callable(processor):
                 raise InvalidRequest(f"logits_processors holds {processor!r}, not a function")
+
+    def _check_speculation(self) -> None:
+        known = ("method", "num_speculative_tokens")
+        if not isinstance(self.speculation, dict) or not set(self.speculation) <= set(known):
+            raise InvalidRequest(
+                f"speculation={self.speculation!r} must be None, False or a dict with 'method' "
+                "and 'num_speculative_tokens'; other options belong to the engine"
+            )
 
 
 def _has_surrogate(text: str) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from outrider.core.documents import Document, GivenDocuments, as_documents
 from outrider.core.errors import ConfigError, unknown_name
 
 
@@ -24,6 +25,7 @@ class EngineConfig:
     memory_utilization: float = 0.5  # share of the free memory that slots may take
     enable_prefix_caching: bool = True
     reproducible: bool = False  # bitwise the same text for any drafter and batch; slower
+    documents: GivenDocuments | None = None  # for every request; see SamplingParams
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> "EngineConfig":
@@ -34,6 +36,7 @@ class EngineConfig:
         return cls(**options)
 
     def __post_init__(self) -> None:
+        _ = self.document_list  # refused now, not when it is needed
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_tokens"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -42,3 +45,7 @@ class EngineConfig:
             raise ConfigError(
                 f"memory_utilization={self.memory_utilization} must be above 0 and at most 1"
             )
+
+    @property
+    def document_list(self) -> tuple[Document, ...]:
+        return as_documents(self.documents, ConfigError)

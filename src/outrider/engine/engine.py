@@ -2,22 +2,29 @@
 
 import secrets
 from collections import defaultdict
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ConfigError, InvalidRequest, OutriderError
+from outrider.core.errors import ConfigError, InvalidRequest
 from outrider.core.outputs import Delta
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verdict import Span, Verdict
-from outrider.drafters.registry import make_drafter, parse_config
+from outrider.drafters.base import Drafter
+from outrider.drafters.registry import parse_config
 from outrider.engine.config import EngineConfig
 from outrider.engine.detokenize import Detokenizer
+from outrider.engine.drafting import Drafting
 from outrider.engine.intake import Intake
 from outrider.engine.phases import phase
+from outrider.engine.policy.calibration import SLOTS, calibrate
+from outrider.engine.policy.cost import Measured
+from outrider.engine.policy.gate import Pass
+from outrider.engine.policy.policy import Policy
 from outrider.engine.report import token_logprobs
 from outrider.engine.scheduler import Scheduler, Work
 from outrider.engine.sequence import Job, Sequence
@@ -34,7 +41,7 @@ class Engine:
     """Requests join and leave at any step; `step` does one pass and returns what it wrote."""
 
     def __init__(
-        self, model: str, speculative_config: str | dict[str, Any] | None = None, **options: Any
+        self, model: str, speculative_config: str | dict[str, Any] | None = "auto", **options: Any
     ) -> None:
         self.config = config = EngineConfig.from_options(options)
         self.draft_config = parse_config(speculative_config)
@@ -49,7 +56,10 @@ class Engine:
         self.max_model_len = self._context_length()
         fix_rotary(self.loaded.model, self.max_model_len)
         self.runner = Runner(self.loaded, reproducible=config.reproducible)
-        self.drafter = make_drafter(self.draft_config, self.loaded)
+        self.policy = Policy(self._calibrate)
+        self.drafting = Drafting(
+            self.draft_config, self.loaded, self.runner.vocabulary, self.policy
+        )
         if self.drafter.needs_hidden:
             raise ConfigError(
                 f"drafter {self.drafter.name!r} needs hidden states, which this version cannot give"
@@ -57,22 +67,51 @@ class Engine:
         self.kv = KVCache(self._slots(), config.enable_prefix_caching)
         self.max_model_len = min(self.max_model_len, self.kv.total)
         self.runner.allocate(self.kv.total)
-        self.drafter.bind(self.kv)
+        for drafter in (self.drafter, *self.drafter.members):
+            drafter.target_runner = self.runner
+        self.drafting.bind(self.kv)
         self.scheduler = Scheduler(
             self.kv,
             config.max_num_seqs,
             config.max_num_batched_tokens,
-            self._draft_length(),
+            self.drafting.most,
         )
         self.counts = Counts(self.runner.vocabulary, self.loaded.device)
-        self.intake = Intake(self.loaded, self.runner.vocabulary, self.max_model_len)
+        self.intake = Intake(
+            self.loaded, self.runner.vocabulary, self.max_model_len, config.document_list
+        )
         self.jobs: dict[str, Job] = {}
         self.steps = 0
         self.seconds: defaultdict[str, float] = defaultdict(float)  # by phase, and "step" in all
+        if self.drafting.adaptive:
+            _ = self.policy.cost  # now, not while the first request waits
 
-    def _draft_length(self) -> int:
-        length = self.draft_config.num_speculative_tokens
-        return self.drafter.longest if length is None else length
+    @property
+    def drafter(self) -> Drafter:
+        """The one of `speculative_config`; single requests may have chosen others."""
+        return self.drafting.root
+
+    def _calibrate(self) -> Measured:
+        """Measures with slots of its own, as if it were a request."""
+        blank = Request("", [0], SamplingParams(), seed=0)
+        self.kv.open(blank)
+        wanted = min(SLOTS, self.kv.total)
+        while not self.kv.reserve(blank, wanted):
+            wanted //= 2  # others are at work
+        try:
+            return calibrate(self.runner, blank.reserved)
+        finally:
+            self.kv.close(blank)
+
+    def forget(self) -> None:
+        """Drop cached prefixes and all that drafters and policy have learned from past requests;
+        what was measured of the machine stays. Only while idle."""
+        assert self.idle, "requests are under way"
+        blank = Request("", [0], SamplingParams(), seed=0)
+        self.kv.open(blank)
+        self.kv.reserve(blank, self.kv.total)  # asking for all makes the cache give up every text
+        self.kv.close(blank)
+        self.drafting.reset()
 
     def _context_length(self) -> int:
         longest, wanted = self.loaded.context_length, self.config.max_model_len
@@ -87,7 +126,7 @@ class Engine:
             return self.config.kv_cache_tokens
         # More slots than this could only serve the prefix cache.
         useful = self.config.max_num_seqs * self.max_model_len
-        per_slot = self.runner.bytes_per_slot + self.drafter.bytes_per_slot
+        per_slot = self.runner.bytes_per_slot + self.drafting.bytes_per_slot
         return slots_that_fit(per_slot, self.loaded.device, useful, self.config.memory_utilization)
 
     # ---- requests ----
@@ -104,16 +143,19 @@ class Engine:
         if request_id in self.jobs:
             raise InvalidRequest(f"request id {request_id!r} is already in use")
         checked = self.intake.check(prompt, params)
+        plan = self.drafting.plan(params.speculation)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        job = Job(request_id, checked.text, checked.ids, seed, self.drafter.name)
+        job = Job(request_id, checked.text, checked.ids, seed, plan.name)
         for sample in range(params.n):
             request = Request(
-                request_id, checked.ids, params, seed, sample, checked.stop_ids, checked.bad_words
-            )
+                request_id, checked.ids, params, seed, sample, checked.stop_ids, checked.bad_words,
+                shared_documents=self.intake.documents,
+            )  # fmt: skip
             detokenizer = Detokenizer(
                 self.loaded.tokenizer, params.skip_special_tokens, checked.ids
             )
             job.sequences.append(Sequence(request, job, checked.limit, detokenizer))
+            self.drafting.add(request, plan)
             self.scheduler.add(job.sequences[-1])
         self.jobs[request_id] = job
         return request_id
@@ -141,8 +183,10 @@ class Engine:
         self.steps += 1
         try:
             trees = self._draft(work)
+            start = perf_counter()
             logits = self._forward(work, trees)
             verdicts = self._verify(work, trees, logits)
+            self._time(work, trees, perf_counter() - start)
         except BaseException as error:
             # Nothing was committed: the slots go back, and everybody takes their turn again.
             for item in work:
@@ -160,20 +204,14 @@ class Engine:
         drafting = [item for item in work if item.budget]
         trees = {id(item): TokenTree.empty() for item in work}
         if drafting:
-            proposed = self.drafter.propose(
-                [item.sequence.request for item in drafting], [item.budget for item in drafting]
+            proposed = self.drafting.propose(
+                [item.sequence.request for item in drafting],
+                [item.budget for item in drafting],
+                _plain_pass(work),
+                self.config.max_num_batched_tokens - sum(item.rows for item in work),
             )
-            for item, tree in zip(drafting, proposed, strict=True):
-                self._check_tree(tree, item.budget)
-                trees[id(item)] = tree
+            trees |= {id(item): tree for item, tree in zip(drafting, proposed, strict=True)}
         return [trees[id(item)] for item in work]
-
-    def _check_tree(self, tree: TokenTree, budget: int) -> None:
-        if len(tree) > budget or not all(0 <= t < self.runner.vocabulary for t in tree.tokens):
-            raise OutriderError(
-                f"drafter {self.drafter.name!r} proposed {len(tree)} nodes {tree.tokens} for a "
-                f"budget of {budget} and {self.runner.vocabulary} token ids; this is its fault"
-            )
 
     @phase("forward")
     def _forward(self, work: list[Work], trees: list[TokenTree]) -> Tensor:
@@ -196,15 +234,24 @@ class Engine:
         )
         return dict(zip(complete, verdicts, strict=True))
 
+    def _time(self, work: list[Work], trees: list[TokenTree], seconds: float) -> None:
+        """Only passes that nothing but write tell what drafts cost."""
+        if self.drafting.measures and all(item.completes and item.rows == 1 for item in work):
+            base = _plain_pass(work)
+            rows = base.rows + sum(len(tree) for tree in trees)
+            self.policy.cost.learn(rows, base.sequences, base.keys, seconds)
+
+    @phase("policy")
     def _review(
         self, work: list[Work], trees: list[TokenTree], verdicts: dict[int, Verdict]
     ) -> None:
-        checked = [i for i in verdicts if work[i].budget]
-        if checked:
-            self.drafter.review(
-                [work[i].sequence.request for i in checked],
-                [trees[i] for i in checked],
-                [verdicts[i] for i in checked],
+        """Tell the drafters what became of their proposals."""
+        drafted = [i for i in verdicts if work[i].budget]
+        if drafted:
+            self.drafting.review(
+                [work[i].sequence.request for i in drafted],
+                [trees[i] for i in drafted],
+                [verdicts[i] for i in drafted],
             )
 
     def _commit(
@@ -214,7 +261,7 @@ class Engine:
         verdicts: dict[int, Verdict],
         logits: Tensor,  # [rows with logits, vocabulary]
     ) -> None:
-        """Keep the accepted nodes' slots, free the rest, and tell the drafter."""
+        """Keep the accepted nodes' slots, free the rest, and tell the drafters."""
         spans, first_row = [], 0
         for i, (item, tree) in enumerate(zip(work, trees, strict=True)):
             request = item.sequence.request
@@ -232,7 +279,7 @@ class Engine:
             # A prompt is complete, be its last part a single row: others may start from it.
             if i in verdicts and (item.rows > 1 or start + 1 == len(request.prompt_ids)):
                 self.kv.share(request)
-        self.drafter.observe(spans)
+        self.drafting.observe(spans)
 
     def _append(
         self, sequence: Sequence, tree: TokenTree, verdict: Verdict, logits: Tensor
@@ -276,7 +323,7 @@ class Engine:
 
     def _leave(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
-        self.drafter.release(sequence.request)
+        self.drafting.release(sequence.request)
         self.counts.release(sequence.request)
         if sequence.job.finished:
             self.jobs.pop(sequence.job.id, None)
@@ -299,6 +346,16 @@ class Engine:
     def _check_when_idle(self) -> None:
         if self.idle:
             self.kv.check()
+
+
+def _plain_pass(work: list[Work]) -> Pass:
+    """The pass without drafts, as the policy sees it."""
+    return Pass(
+        tokens=sum(item.completes for item in work),
+        rows=sum(item.rows for item in work),
+        sequences=len(work),
+        keys=sum(len(item.sequence.request.slots) for item in work),
+    )
 
 
 def _segment(item: Work, tree: TokenTree) -> Segment:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.core.errors import InvalidRequest
+from outrider.core.documents import Document, refuse_equal_names
+from outrider.core.errors import ConfigError, InvalidRequest
 from outrider.core.params import SamplingParams
 from outrider.model.loading import LoadedModel
 
@@ -27,10 +28,19 @@ def check_unicode(what: str, text: str) -> None:
 
 
 class Intake:
-    def __init__(self, loaded: LoadedModel, vocabulary: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        vocabulary: int,
+        max_model_len: int,
+        documents: tuple[Document, ...] = (),
+    ) -> None:
+        if documents and loaded.tokenizer is None:
+            raise ConfigError("documents need a tokenizer, and this model has none")
         self.loaded = loaded
         self.vocabulary = vocabulary
         self.max_model_len = max_model_len
+        self.documents = documents  # for every request
 
     def check(self, prompt: str | list[int] | dict[str, Any], params: SamplingParams) -> Checked:
         ids, text = self._prompt_ids(prompt)
@@ -44,6 +54,7 @@ class Intake:
             )
         if params.stop_strings and self.loaded.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, and this model has none")
+        self._check_documents(params.document_list)
         stop_ids = frozenset(params.stop_token_ids or ())
         if not params.ignore_eos:
             stop_ids |= self.loaded.eos_ids
@@ -85,6 +96,11 @@ class Intake:
                 raise InvalidRequest(
                     f"{what} holds token id {i}, but the model's ids end at {self.vocabulary - 1}"
                 )
+
+    def _check_documents(self, own: tuple[Document, ...]) -> None:
+        if own and self.loaded.tokenizer is None:
+            raise InvalidRequest("documents need a tokenizer, and this model has none")
+        refuse_equal_names([*self.documents, *own], InvalidRequest)
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
         """A word is banned at the start of a text and after a space, as in vLLM."""

@@ -12,6 +12,7 @@ from outrider.core.outputs import CompletionOutput, Delta, RequestOutput, Specul
 from outrider.core.params import SamplingParams
 from outrider.engine.engine import Engine
 from outrider.engine.intake import check_unicode
+from outrider.engine.policy.explain import Explanation
 from outrider.engine.progress import progress_bar
 
 Prompt = str | list[int] | dict[str, Any]
@@ -20,10 +21,11 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
-    """`LLM("smollm2-135m", speculative_config="ngram")`; options are those of `EngineConfig`."""
+    """`LLM("smollm2-135m")` drafts where it pays; `speculative_config` names one drafter, or None
+    for plain decoding. The options are those of `EngineConfig`."""
 
     def __init__(
-        self, model: str, speculative_config: str | dict[str, Any] | None = None, **options: Any
+        self, model: str, speculative_config: str | dict[str, Any] | None = "auto", **options: Any
     ) -> None:
         self.engine = Engine(model, speculative_config, **options)
         self._inbox: dict[str, deque[Delta]] = {}  # deltas of requests that somebody waits for
@@ -39,6 +41,10 @@ class LLM:
     @property
     def drafter_name(self) -> str:
         return self.engine.drafter.name
+
+    def explain(self) -> Explanation:
+        """Why so much was drafted since the start: costs, acceptance, the lengths chosen."""
+        return self.engine.drafting.explain()
 
     def generate(
         self, prompts: Prompt | list[Prompt], sampling_params: Params = None, use_tqdm: bool = True

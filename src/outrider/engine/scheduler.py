@@ -1,8 +1,10 @@
 """Who takes part in the next pass, with how many rows: first come, first served."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from outrider.core.request import Request
 from outrider.engine.sequence import Sequence
 from outrider.model.kv import KVCache
 
@@ -22,11 +24,17 @@ class Work:
 
 
 class Scheduler:
-    def __init__(self, kv: KVCache, max_sequences: int, max_rows: int, draft_length: int) -> None:
+    def __init__(
+        self,
+        kv: KVCache,
+        max_sequences: int,
+        max_rows: int,
+        most_nodes: Callable[[Request], int],
+    ) -> None:
         self.kv = kv
         self.max_sequences = max_sequences
         self.max_rows = max_rows
-        self.draft_length = draft_length
+        self.most_nodes = most_nodes  # that a request may be given in one pass
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
         self.preemptions = 0
@@ -90,15 +98,21 @@ class Scheduler:
             work[sequence] = Work(sequence, rows)
 
     def _grant_drafts(self, work: list[Work]) -> None:
+        """Slots for nodes; how many of them are used is decided when there are proposals."""
+        # The pass that ends a prompt drafts nothing: the drafter has not seen the text yet.
+        writing = [
+            item
+            for item in work
+            if item.completes and item.rows == 1 and item.sequence.request.output_ids
+        ]
         rows_left = self.max_rows - sum(item.rows for item in work)
-        for item in work:
-            sequence = item.sequence
-            # The pass that ends a prompt drafts nothing: the drafter has not seen the text yet.
-            if not item.completes or item.rows > 1 or not sequence.request.output_ids:
-                continue
+        for left, item in zip(range(len(writing), 0, -1), writing, strict=True):
+            request = item.sequence.request
             # The target adds a token of its own, so the last one need not be drafted.
-            budget = min(self.draft_length, sequence.remaining - 1, rows_left)
-            if budget > 0 and self.kv.reserve(sequence.request, budget):
+            budget = min(
+                self.most_nodes(request), item.sequence.remaining - 1, -(-rows_left // left)
+            )
+            if budget > 0 and self.kv.reserve(request, budget):
                 item.budget = budget
                 rows_left -= budget
 

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from outrider.core.grounding import ground
 from outrider.core.outputs import (
     CompletionOutput,
     Delta,
     FinishReason,
+    Grounding,
     Logprob,
     RequestOutput,
     Speculation,
@@ -105,7 +107,15 @@ class Sequence:
             logprobs=list(self.logprobs) if wants_logprobs else None,
             cumulative_logprob=self.cumulative_logprob if wants_logprobs else None,
             from_draft=list(self.from_draft),
+            grounding=self._grounding(),
         )
+
+    def _grounding(self) -> list[Grounding] | None:
+        """Of the whole text: while it grows, its last words are not settled."""
+        documents = self.request.documents
+        if not documents or self.finish_reason is None:
+            return None
+        return ground(self.text, documents)
 
     def delta(self) -> Delta:
         """What is new since the last call."""

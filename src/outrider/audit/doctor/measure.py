@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 from outrider.core.outputs import Speculation
 from outrider.core.params import SamplingParams
@@ -91,22 +91,21 @@ def measure(
 ) -> Measurement:
     """Plain and speculative in turns on one engine, so that a busy machine hurts both alike."""
     llm = LLM(model, speculative_config, **{"kv_cache_tokens": SLOTS, **engine})
-    length = llm.engine.scheduler.draft_length
     plain: list[_Text] = []
     speculative: list[_Text] = []
     _write(llm, PROMPTS[0][1], 4)  # warm-up
     for number, (_, prompt) in enumerate(PROMPTS):
         progress("measuring", number / len(PROMPTS))
-        llm.engine.scheduler.draft_length = 0  # plain decoding
-        plain.append(_write(llm, prompt, tokens))
-        llm.engine.scheduler.draft_length = length
+        plain.append(_write(llm, prompt, tokens, speculation=False))
         speculative.append(_write(llm, prompt, tokens))
     return _summary(plain, speculative)
 
 
-def _write(llm: LLM, prompt: str, tokens: int) -> _Text:
+def _write(llm: LLM, prompt: str, tokens: int, speculation: Literal[False] | None = None) -> _Text:
     """One greedy text, timed step by step."""
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=tokens, ignore_eos=True, speculation=speculation
+    )
     engine, text = llm.engine, _Text()
     job = engine.jobs[engine.add(_prompt(llm, prompt), params)]
     sequence = job.sequences[0]

@@ -1,0 +1,297 @@
+"""Who drafts for which request, and how much of it is checked."""
+
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from outrider.core.errors import ConfigError, InvalidRequest, OutriderError
+from outrider.core.request import Request
+from outrider.core.tree import TokenTree
+from outrider.core.verdict import Span, Verdict
+from outrider.drafters.base import DraftConfig, Drafter
+from outrider.drafters.merging import merge
+from outrider.drafters.registry import drafter_class, make_drafter, parse_config
+from outrider.engine.policy.explain import Decisions, Explanation, explain
+from outrider.engine.policy.gate import Outlook, Pass
+from outrider.engine.policy.policy import Policy
+from outrider.model.kv import KVCache
+from outrider.model.loading import LoadedModel
+
+
+class Plan(NamedTuple):
+    """How one request is drafted for. A length of None leaves it to the policy."""
+
+    name: str
+    drafters: tuple[Drafter, ...]
+    length: int | None
+
+    @property
+    def most(self) -> int:
+        """Nodes that it may be given in a step."""
+        longest = max((drafter.longest for drafter in self.drafters), default=0)
+        return longest if self.length is None else self.length
+
+
+class Proposal(NamedTuple):
+    """What one drafter would check, before anything is cut."""
+
+    drafter: Drafter
+    tree: TokenTree
+    chances: list[float]  # per node: that the target's text runs through it
+
+
+NOBODY = Plan("none", (), 0)
+
+
+class Drafting:
+    def __init__(
+        self, config: DraftConfig, target: LoadedModel, vocabulary: int, policy: Policy
+    ) -> None:
+        self.config = config
+        self.target = target
+        self.vocabulary = vocabulary
+        self.policy = policy
+        self.root = make_drafter(config, target)
+        self._extra: dict[str, Drafter] = {}  # light ones that single requests have asked for
+        self._kv: KVCache | None = None
+        self._plans: dict[Request, Plan] = {}
+        self._proposals: dict[Request, list[Proposal]] = {}  # of the step under way
+        self.decisions = Decisions()
+
+    @property
+    def bytes_per_slot(self) -> int:
+        return self.root.bytes_per_slot
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the engine's own drafter leaves lengths to the policy."""
+        return self.config.num_speculative_tokens is None and self.root.longest > 0
+
+    @property
+    def measures(self) -> bool:
+        """Whether some length under way is up to the policy, so that it must know what passes
+        cost."""
+        return any(plan.length is None for plan in self._plans.values())
+
+    def drafters(self) -> list[Drafter]:
+        """All that must hear of requests, each once."""
+        return [self.root, *self._extra.values()]
+
+    def bind(self, kv: KVCache) -> None:
+        self._kv = kv
+        self.root.bind(kv)
+
+    # ---- requests ----
+
+    def add(self, request: Request, plan: Plan) -> None:
+        self._plans[request] = plan
+
+    def plan(self, wanted: Any) -> Plan:
+        """From `SamplingParams.speculation`; raises InvalidRequest for what cannot be had."""
+        if wanted is False:
+            return NOBODY
+        if wanted is None:
+            return self._plan(self.root, self.config.num_speculative_tokens)
+        try:
+            config = parse_config({"method": self.root.name, **wanted})
+        except ConfigError as error:
+            raise InvalidRequest(f"speculation: {error}") from None
+        if config.options or config.verification != "coupled":
+            raise InvalidRequest(
+                "speculation takes 'method' and 'num_speculative_tokens'; other options are the "
+                "engine's (speculative_config)"
+            )
+        return self._plan(self._named(config.method), config.num_speculative_tokens)
+
+    def _plan(self, drafter: Drafter, length: int | None) -> Plan:
+        if drafter.longest == 0:
+            return NOBODY
+        members = tuple(drafter.members) if length is None else (drafter,)
+        return Plan(drafter.name, members, length)
+
+    def _named(self, method: str) -> Drafter:
+        for drafter in (self.root, *self.root.members, *self._extra.values()):
+            if drafter.name == method:
+                return drafter
+        if not drafter_class(method).light:
+            raise InvalidRequest(
+                f"speculation: drafter {method!r} was not loaded with this engine; name it in "
+                "speculative_config"
+            )
+        made = make_drafter(DraftConfig(method, None, self.config.verification), self.target)
+        assert self._kv is not None
+        made.bind(self._kv)
+        self._extra[method] = made
+        return made
+
+    def most(self, request: Request) -> int:
+        """Nodes that the request may be given in a step."""
+        return self._plans[request].most
+
+    def observe(self, spans: list[Span]) -> None:
+        for drafter in self.drafters():
+            drafter.observe(spans)
+
+    def release(self, request: Request) -> None:
+        self._plans.pop(request, None)
+        self._proposals.pop(request, None)
+        self.policy.release(request)
+        for drafter in self.drafters():
+            drafter.release(request)
+
+    def reset(self) -> None:
+        self.policy.reset()
+        self.decisions = Decisions()
+        for drafter in self.drafters():
+            drafter.reset()
+
+    def explain(self) -> Explanation:
+        names = [drafter.name for drafter in (*self.root.members, *self._extra.values())]
+        adaptive = self.adaptive or self.measures
+        return explain(self.root.name, names, adaptive, self.policy, self.decisions)
+
+    # ---- the step ----
+
+    def propose(
+        self, batch: list[Request], budgets: list[int], base: Pass, room: int
+    ) -> list[TokenTree]:
+        """One tree per request, of at most its budget; all together at most `room` nodes.
+
+        `base` is the pass without any draft.
+        """
+        self._proposals = {request: [] for request in batch}
+        budget = dict(zip(batch, budgets, strict=True))
+        fixed = [r for r in batch if self._plans[r].length is not None]
+        free = [r for r in batch if self._plans[r].length is None]
+        for drafter in self._competing(fixed):
+            self._call(drafter, fixed, budget)
+        trees = {r: self._as_proposed(r) for r in fixed}
+        taken = sum(len(tree) for tree in trees.values())
+        base = base._replace(rows=base.rows + taken)
+        if free:
+            trees |= self._decide(free, budget, base, room - taken)
+        return [trees[request] for request in batch]
+
+    def _as_proposed(self, request: Request) -> TokenTree:
+        proposals = self._proposals[request]
+        return proposals[0].tree if proposals else TokenTree.empty()
+
+    def _decide(
+        self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int
+    ) -> dict[Request, TokenTree]:
+        """The lookups are asked always; others where they promise more than that."""
+        for drafter in self._competing(batch):
+            if self._always(drafter):
+                self._call(drafter, batch, budget)
+        cut = self._cut(batch, base, room)
+        for drafter in self._competing(batch):
+            if not self._always(drafter) and self._ask(drafter, batch, budget, base, cut):
+                cut = self._cut(batch, base, room)
+        return cut.trees
+
+    def _competing(self, batch: list[Request]) -> list[Drafter]:
+        return list(dict.fromkeys(d for r in batch for d in self._plans[r].drafters))
+
+    def _always(self, drafter: Drafter) -> bool:
+        if self.policy.timings[drafter.name].per_request is None:  # not measured yet
+            return drafter.light and drafter.divisible
+        return drafter.divisible and self.policy.quick(drafter.name)
+
+    def _ask(
+        self,
+        drafter: Drafter,
+        batch: list[Request],
+        budget: dict[Request, int],
+        base: Pass,
+        cut: "Cut",
+    ) -> bool:
+        """Have a drafter that costs time draft for those requests where it pays, if any."""
+        mine = [r for r in batch if drafter in self._plans[r].drafters]
+        outlooks = []
+        for request in mine:
+            deepest = min(budget[request], drafter.longest)
+            levels = self.policy.levels(request, drafter.name, deepest)
+            outlooks.append(Outlook(levels, cut.expected[request], deepest))
+        longest = max(outlook.room for outlook in outlooks)
+        lengths = list(range(1, longest + 1)) if drafter.divisible else [longest]
+        ahead = base._replace(
+            tokens=base.tokens + sum(cut.expected.values()),
+            rows=base.rows + sum(len(tree) for tree in cut.trees.values()),
+        )
+        backlogs = [drafter.backlog(request) for request in mine]
+        offer = self.policy.ask(drafter.name, outlooks, lengths, ahead, cut.rate, backlogs)
+        if offer is None:
+            return False
+        chosen = [mine[i] for i in offer.chosen]
+        self._call(drafter, chosen, {r: min(offer.length, budget[r]) for r in chosen})
+        return True
+
+    def _call(self, drafter: Drafter, batch: list[Request], budget: dict[Request, int]) -> None:
+        """Have one drafter propose for those of the batch that it drafts for."""
+        mine = [r for r in batch if drafter in self._plans[r].drafters]
+        budgets = [
+            min(budget[r], drafter.longest if self._plans[r].length is None else budget[r])
+            for r in mine
+        ]
+        start = perf_counter()
+        trees = drafter.propose(mine, budgets)
+        seconds = perf_counter() - start
+        self.policy.timings[drafter.name].learn(seconds, len(mine), max(budgets))
+        for request, tree, most in zip(mine, trees, budgets, strict=True):
+            self._check(drafter, tree, most)
+            if len(tree):
+                chances = self.policy.chances(request, drafter.name, tree)
+                self._proposals[request].append(Proposal(drafter, tree, chances))
+
+    def _check(self, drafter: Drafter, tree: TokenTree, budget: int) -> None:
+        if len(tree) > budget or not all(0 <= t < self.vocabulary for t in tree.tokens):
+            raise OutriderError(
+                f"drafter {drafter.name!r} proposed {len(tree)} nodes {tree.tokens} for a "
+                f"budget of {budget} and {self.vocabulary} token ids; this is its fault"
+            )
+
+    def _cut(self, batch: list[Request], base: Pass, room: int) -> "Cut":
+        """Of all that was proposed, what is worth checking."""
+        whole: dict[Request, Proposal] = {}
+        merged: dict[Request, tuple[TokenTree, list[float]]] = {}
+        for request in batch:
+            proposals = self._proposals[request]
+            uncut = [p for p in proposals if p.tree.q is not None or not p.drafter.divisible]
+            if uncut:
+                whole[request] = uncut[-1]
+            elif proposals:
+                merged[request] = merge([p.tree for p in proposals], [p.chances for p in proposals])
+        taken = sum(len(p.tree) for p in whole.values())
+        expected = {r: sum(p.chances) for r, p in whole.items()}
+        base = base._replace(rows=base.rows + taken, tokens=base.tokens + sum(expected.values()))
+        choice = self.policy.choose([m[1] for m in merged.values()], base, max(0, room - taken))
+        trees = dict.fromkeys(batch, TokenTree.empty())
+        trees |= {r: p.tree for r, p in whole.items()}
+        for (request, (tree, chances)), kept in zip(merged.items(), choice.kept, strict=True):
+            trees[request] = tree.select(kept)
+            expected[request] = sum(chances[node] for node in kept)
+        return Cut(trees, {r: expected.get(r, 0.0) for r in batch}, choice.rate)
+
+    def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
+        """What the target wrote, held against all that was proposed, checked or not."""
+        checked: dict[Drafter, list[tuple[Request, TokenTree, Verdict]]] = {}
+        for request, tree, verdict in zip(batch, trees, verdicts, strict=True):
+            text = [*(tree.tokens[node] for node in verdict.kept), verdict.next_token]
+            self.decisions.count(len(batch), len(tree), len(verdict.kept))
+            proposals = self._proposals.get(request, ())
+            for proposal in proposals:
+                self.policy.learn(request, proposal.drafter.name, proposal.tree, text)
+            owners = {p.drafter for p in proposals if p.tree.source == tree.source}
+            if len(owners) == 1 and len(tree):  # not merged
+                checked.setdefault(owners.pop(), []).append((request, tree, verdict))
+        for drafter, entries in checked.items():
+            requests, own, said = map(list, zip(*entries, strict=True))
+            drafter.review(requests, own, said)
+        self._proposals.clear()
+
+
+class Cut(NamedTuple):
+    """What is left of the proposals, and what the pass promises with it."""
+
+    trees: dict[Request, TokenTree]
+    expected: dict[Request, float]  # tokens beyond the target's own
+    rate: float  # tokens per second of the pass

@@ -1,0 +1,1 @@
+"""How much to draft: measured costs, tracked acceptance, and the choice between them."""

@@ -1,0 +1,139 @@
+"""How often proposals hold: by drafter, confidence and depth, and by request."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from outrider.core.tree import ROOT, TokenTree
+
+BINS = 10  # of confidence
+PRIOR = 6.0  # how many observations the first guess is worth
+MEMORY = 200.0  # observations of a bin; older ones fade
+HOPE = 0.6  # a drafter that gives no confidence is believed this much at first
+DEEPEST = 16
+CAUTION = 3.0  # how many observations it takes to believe that a request differs from others
+REQUEST_KEEP = 0.9  # of a request's own record, per step
+HIGHEST = 0.98
+
+
+def _depth_bin(depth: int) -> int:
+    return min(depth, 2) if depth < 3 else 3 if depth < 5 else 4
+
+
+@dataclass
+class Rate:
+    """A share, with fading memory."""
+
+    hits: float = 0.0
+    count: float = 0.0
+
+    def learn(self, hit: bool) -> None:
+        if self.count >= MEMORY:
+            self.hits *= 1 - 1 / MEMORY
+            self.count *= 1 - 1 / MEMORY
+        self.hits += hit
+        self.count += 1
+
+    def mean(self, prior: float) -> float:
+        return (self.hits + PRIOR * prior) / (self.count + PRIOR)
+
+
+@dataclass
+class Track:
+    """One drafter's record over all requests: what newcomers inherit."""
+
+    nodes: dict[tuple[int, int], Rate] = field(default_factory=dict)  # by confidence and depth
+    levels: list[Rate] = field(default_factory=lambda: [Rate() for _ in range(DEEPEST)])
+
+    def node_chance(self, confidence: float, depth: int) -> float:
+        """That a node of this confidence holds, given its parent: each depth starts from what the
+        depth above has shown, the first from the drafter's own word."""
+        chance = confidence
+        bin_ = min(int(confidence * BINS), BINS - 1)
+        for shallower in range(1, _depth_bin(depth) + 1):
+            rate = self.nodes.get((bin_, shallower))
+            if rate is not None:
+                chance = rate.mean(chance)
+        return min(chance, HIGHEST)
+
+    def level_chance(self, depth: int) -> float:
+        """That some node at this depth holds, given one above it: all that is known beforehand."""
+        chance = HOPE
+        for level in self.levels[: min(depth, DEEPEST)]:
+            chance = level.mean(chance)
+        return min(chance, HIGHEST)
+
+    def learn_node(self, confidence: float, depth: int, held: bool) -> None:
+        bin_ = min(int(confidence * BINS), BINS - 1)
+        self.nodes.setdefault((bin_, _depth_bin(depth)), Rate()).learn(held)
+
+    def learn_level(self, depth: int, held: bool) -> None:
+        if depth <= DEEPEST:
+            self.levels[depth - 1].learn(held)
+
+
+@dataclass
+class Record:
+    """How one request departs from its drafter's track: in odds, from sums that fade."""
+
+    held: float = 0.0
+    expected: float = 0.0
+    failed: float = 0.0
+    feared: float = 0.0
+
+    @property
+    def odds(self) -> float:
+        better = (self.held + CAUTION) / (self.expected + CAUTION)
+        return better * (self.feared + CAUTION) / (self.failed + CAUTION)
+
+    def adjust(self, chance: float) -> float:
+        odds = self.odds * chance / (1 - chance)
+        return min(odds / (1 + odds), HIGHEST)
+
+    def learn(self, chance: float, held: bool) -> None:
+        """`chance` as the track gave it, unadjusted."""
+        self.held += held
+        self.expected += chance
+        self.failed += not held
+        self.feared += 1 - chance
+
+    def fade(self) -> None:
+        for name in ("held", "expected", "failed", "feared"):
+            setattr(self, name, REQUEST_KEEP * getattr(self, name))
+
+
+def path_chances(tree: TokenTree, track: Track, record: Record) -> list[float]:
+    """Per node: that the target's text runs through it."""
+    chances: list[float] = []
+    for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
+        if tree.confidence is None:
+            chance = track.level_chance(depth)
+        else:
+            chance = track.node_chance(tree.confidence[node], depth)
+        above = 1.0 if parent == ROOT else chances[parent]
+        chances.append(above * record.adjust(chance))
+    return chances
+
+
+def learn(tree: TokenTree, text: list[int], track: Track, record: Record) -> None:
+    """The target wrote `text` where `tree` was proposed, whether or not the tree was checked: so
+    a drafter that is not trusted at present keeps being judged, for nothing."""
+    record.fade()
+    for depth, (siblings, token) in enumerate(_reached(tree, text), 1):
+        held = any(tree.tokens[node] == token for node in siblings)
+        if tree.confidence is None:
+            record.learn(track.level_chance(depth), held)
+        else:
+            for node in siblings:
+                hit = tree.tokens[node] == token
+                record.learn(track.node_chance(tree.confidence[node], depth), hit)
+                track.learn_node(tree.confidence[node], depth, hit)
+        track.learn_level(depth, held)
+
+
+def _reached(tree: TokenTree, text: list[int]) -> Iterator[tuple[list[int], int]]:
+    """Level by level along the text: the nodes proposed there, and the token that was written."""
+    for parent, token in zip([ROOT, *tree.follow(text)], text, strict=False):
+        siblings = tree.children.get(parent)
+        if siblings is None:
+            return
+        yield siblings, token

@@ -1,0 +1,112 @@
+"""Seconds at start, once per model, device and version: what passes cost here."""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from array import array
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+import transformers
+
+from outrider.engine.policy.cost import Measured
+from outrider.model.cache import cache_root
+from outrider.model.runner import Runner
+from outrider.model.segment import Segment
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1  # raised when the way of measuring changes
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+CONTEXT = 256
+LONG_CONTEXT = 1024
+SEQUENCES = 8
+REPEATS = 5
+SLOTS = SEQUENCES * (CONTEXT + 1)  # that measuring likes to have
+
+
+def calibrate(runner: Runner, slots: array) -> Measured:
+    """From the cache, or measured now; the slots must be unused."""
+    file = _file(runner)
+    try:
+        return Measured(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        pass  # never measured, or a file of another kind: measuring replaces it
+    measured = measure(runner, slots)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(asdict(measured)))
+        partial.replace(file)
+    except OSError as error:
+        log.info("the calibration could not be kept: %s", error)
+    return measured
+
+
+def measure(runner: Runner, slots: array) -> Measured:
+    """Rounds over all shapes, so that a machine that is busy for a moment slows down all alike."""
+    context = max(1, min(CONTEXT, len(slots) // 4))
+    shapes: dict[str | int, tuple[list[int], int]] = {
+        rows: ([rows], context) for rows in ROWS if rows + context <= len(slots)
+    }
+    many = min(SEQUENCES, len(slots) // (context + 1))
+    longer = min(LONG_CONTEXT, len(slots) - 1)
+    shapes |= {"many": ([1] * many, context), "long": ([1], longer)}
+    passes = {name: _segments(sizes, before, slots) for name, (sizes, before) in shapes.items()}
+    times: dict[str | int, list[float]] = {name: [] for name in passes}
+    for repeat in range(1 + REPEATS):
+        for name, segments in passes.items():
+            seconds = _timed(runner, segments)
+            if repeat:  # the first round warms up
+                times[name].append(seconds)
+    known = {name: median(values) for name, values in times.items()}
+    rows = [n for n in ROWS if n in known]
+    alike = max((n for n in rows if n <= many), default=1)  # rows of one sequence, for comparison
+    return Measured(
+        rows=rows,
+        seconds=[known[n] for n in rows],
+        context=context,
+        per_sequence=max(0.0, (known["many"] - known[alike]) / many),
+        per_key=max(0.0, (known["long"] - known[1]) / max(1, longer - context)),
+    )
+
+
+def _segments(sizes: list[int], context: int, slots: array) -> list[Segment]:
+    segments, first = [], 0
+    for rows in sizes:
+        middle, end = first + context, first + context + rows
+        tokens = [0] * rows
+        segments.append(
+            Segment.chain(tokens, slots[middle:end], slots[first:middle], logits_from=0)
+        )
+        first = end
+    return segments
+
+
+def _timed(runner: Runner, segments: list[Segment]) -> float:
+    start = perf_counter()
+    runner.forward(segments).argmax(-1).tolist()  # waits for a GPU, as a step does
+    return perf_counter() - start
+
+
+def _file(runner: Runner) -> Path:
+    """Named by all that the time of a pass depends on, the weights' values not among it."""
+    config = runner.model.config.get_text_config().to_dict()
+    shape = {
+        key: value
+        for key, value in config.items()
+        if isinstance(value, (int, float, str)) and not key.startswith("_")
+    }
+    device = runner.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    key = [
+        FORMAT, shape, name, str(device.type), str(runner.loaded.dtype), torch.get_num_threads(),
+        os.cpu_count(), torch.__version__, transformers.__version__, runner.fixed_rows,
+    ]  # fmt: skip
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_root() / "calibration" / f"{digest}.json"

@@ -1,0 +1,93 @@
+"""What a pass costs: measured at start, corrected by every step after that."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+
+import numpy as np
+
+KEEP = 0.95  # of an estimate per step, where a new measurement comes in
+TRUST = 10  # measurements of a point until its own correction counts as much as the common one
+OUTLIER = 3.0  # a step this many times slower or faster than predicted says nothing of the pass
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of passes as calibration found them; what goes into the cache."""
+
+    rows: list[int]  # ascending, from 1
+    seconds: list[float]  # of a pass over so many rows of one sequence, at `context`
+    context: int
+    per_sequence: float = 0.0  # for each sequence beyond the first
+    per_key: float = 0.0  # for each token of context beyond `context`
+
+
+@dataclass
+class PassCost:
+    """Predicts the time of a pass. Only relations between costs matter to the policy, so a machine
+    that is slow for a while changes nothing."""
+
+    measured: Measured
+    _common: float = 0.0  # log of how much slower passes are than measured
+    _own: list[float] = field(default_factory=list)  # the same at each point of the curve
+    _seen: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._points = np.array(self.measured.rows, dtype=np.float64)
+        self._base = np.array(smooth(self.measured.seconds))
+        self._own = [0.0] * len(self._points)
+        self._seen = [0] * len(self._points)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        share = np.array(self._seen) / (np.array(self._seen) + TRUST)
+        correction = self._common + share * (np.array(self._own) - self._common)
+        self._curve = np.array(smooth(list(self._base * np.exp(correction))))
+
+    def seconds(self, rows: np.ndarray | int, sequences: int = 1, keys: int = 0) -> np.ndarray:
+        """Of passes over so many rows in all [n]; `keys` is the context of all sequences."""
+        points, curve = self._points, self._curve
+        asked = np.asarray(rows, dtype=np.float64)
+        cost = np.interp(asked, points, curve)
+        if len(points) > 1:  # beyond the last point, go on as between the last two
+            slope = (curve[-1] - curve[-2]) / (points[-1] - points[-2])
+            cost = cost + np.maximum(asked - points[-1], 0) * slope
+        known = self.measured
+        extra_keys = max(0, keys - sequences * known.context)
+        # What depends neither on rows nor on drafts, scaled like the rest.
+        fixed = (sequences - 1) * known.per_sequence + extra_keys * known.per_key
+        return np.asarray(cost + fixed * exp(self._common))
+
+    def learn(self, rows: int, sequences: int, keys: int, seconds: float) -> None:
+        """A pass over so many rows took so long."""
+        predicted = float(self.seconds(rows, sequences, keys))
+        if seconds <= 0 or not 1 / OUTLIER < seconds / predicted < OUTLIER:
+            seconds = predicted * (OUTLIER if seconds > predicted else 1 / OUTLIER)
+        error = log(seconds / predicted)
+        nearest = int(np.abs(np.log(self._points / max(rows, 1))).argmin())
+        was = self._common
+        self._common += (1 - KEEP) * error
+        # A point's own correction starts from the common one and moves as fast: with one point in
+        # use the two stay equal, and the shape of the curve stays as measured.
+        own = self._own[nearest] if self._seen[nearest] else was
+        self._own[nearest] = own + (1 - KEEP) * error
+        self._seen[nearest] += 1
+        self._refresh()
+
+    def curve(self) -> list[tuple[int, float]]:
+        """(rows, seconds) as believed now."""
+        return [(int(n), float(s)) for n, s in zip(self._points, self._curve, strict=True)]
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls: more rows cannot be cheaper, only measured so.
+
+    Pools neighbours that fall into their mean.
+    """
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((float(value), 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, n), (b, m) = pools[-2], pools[-1]
+            pools[-2:] = [((a * n + b * m) / (n + m), n + m)]
+    return [value for value, count in pools for _ in range(count)]

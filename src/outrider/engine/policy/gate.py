@@ -1,0 +1,88 @@
+"""Whether to ask a drafter that costs time, and for how long a draft."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from outrider.engine.policy.cost import PassCost
+
+SHORTEST_PAUSE = 32  # steps until a drafter that does not pay is tried again
+LONGEST_PAUSE = 1024
+PROBE = 4  # nodes of a trial
+
+
+class Outlook(NamedTuple):
+    """One request, as far as it matters here."""
+
+    levels: list[float]  # chance that the text follows the draft to depth 1, 2, …
+    without: float  # tokens expected from what is proposed for it already
+    room: int  # nodes that it may have
+
+
+class Pass(NamedTuple):
+    """The pass to come without this drafter."""
+
+    tokens: float  # expected of all requests
+    rows: int
+    sequences: int
+    keys: int
+
+
+class Offer(NamedTuple):
+    """What to ask for: `length` nodes for each of the requests `chosen`."""
+
+    rate: float
+    length: int
+    chosen: list[int]
+
+
+@dataclass
+class Pause:
+    """Counts the steps of a drafter that is not asked. Each trial in vain doubles the wait."""
+
+    left: int = SHORTEST_PAUSE
+    length: int = SHORTEST_PAUSE
+
+    def tick(self) -> bool:
+        """True when it is time for a trial."""
+        self.left -= 1
+        if self.left > 0:
+            return False
+        self.length = min(2 * self.length, LONGEST_PAUSE)
+        self.left = self.length
+        return True
+
+    def end(self) -> None:
+        self.left = self.length = SHORTEST_PAUSE
+
+
+def best_offer(
+    outlooks: list[Outlook],
+    lengths: list[int],
+    base: Pass,
+    cost: PassCost,
+    draft_seconds: Callable[[list[int], int], float],
+) -> Offer | None:
+    """The length and the requests that promise most tokens per second; None without any.
+
+    draft_seconds(requests, length): of drafting for them, with what must be read for it first.
+    """
+    best: Offer | None = None
+    for length in lengths:
+        gains = [
+            sum(outlook.levels[: min(length, outlook.room)]) - outlook.without
+            for outlook in outlooks
+        ]
+        order = sorted((i for i, gain in enumerate(gains) if gain > 0), key=lambda i: -gains[i])
+        tokens = base.tokens
+        rows = base.rows
+        for count, i in enumerate(order, 1):
+            tokens += gains[i]
+            rows += min(length, outlooks[i].room)
+            if count & (count - 1) and count != len(order):
+                continue  # powers of two and the whole are enough to look at
+            seconds = float(cost.seconds(rows, base.sequences, base.keys))
+            seconds += draft_seconds(order[:count], length)
+            if best is None or tokens / seconds > best.rate:
+                best = Offer(tokens / seconds, length, order[:count])
+    return best

@@ -1,0 +1,102 @@
+"""What is known about drafters and passes, and the decisions that follow from it."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cached_property
+
+from outrider.core.request import Request
+from outrider.core.tree import TokenTree
+from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
+from outrider.engine.policy.choice import Choice, choose_nodes
+from outrider.engine.policy.cost import Measured, PassCost
+from outrider.engine.policy.gate import Offer, Outlook, Pass, Pause, best_offer
+from outrider.engine.policy.timing import Timing
+
+QUICK = 0.01  # a drafter that takes less of a pass than this, per request, is always asked
+AMORTISED = 32  # steps over which a drafter's reading of a text must pay
+
+
+class Policy:
+    """Estimates are kept per drafter (by name) and per request; costs are of this machine."""
+
+    def __init__(self, calibrate: Callable[[], Measured]) -> None:
+        self._calibrate = calibrate
+        self.timings: defaultdict[str, Timing] = defaultdict(Timing)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what requests have taught; what the machine has shown stays."""
+        self.tracks: defaultdict[str, Track] = defaultdict(Track)
+        self._records: dict[Request, defaultdict[str, Record]] = {}
+        self._pauses: defaultdict[str, Pause] = defaultdict(Pause)
+
+    @cached_property
+    def cost(self) -> PassCost:
+        return PassCost(self._calibrate())
+
+    # ---- acceptance ----
+
+    def _record(self, request: Request, drafter: str) -> Record:
+        return self._records.setdefault(request, defaultdict(Record))[drafter]
+
+    def chances(self, request: Request, drafter: str, tree: TokenTree) -> list[float]:
+        """Per node: that the target's text runs through it."""
+        return path_chances(tree, self.tracks[drafter], self._record(request, drafter))
+
+    def levels(self, request: Request, drafter: str, deepest: int) -> list[float]:
+        """Before anything is drafted: the chance that the text follows a draft so deep."""
+        track, record = self.tracks[drafter], self._record(request, drafter)
+        chances: list[float] = []
+        for depth in range(1, deepest + 1):
+            above = chances[-1] if chances else 1.0
+            chances.append(above * record.adjust(track.level_chance(depth)))
+        return chances
+
+    def learn(self, request: Request, drafter: str, tree: TokenTree, text: list[int]) -> None:
+        """The target wrote `text` where `drafter` proposed `tree`, checked or not."""
+        learn(tree, text, self.tracks[drafter], self._record(request, drafter))
+
+    def release(self, request: Request) -> None:
+        self._records.pop(request, None)
+
+    # ---- decisions ----
+
+    def quick(self, drafter: str) -> bool:
+        """Whether a drafter is so cheap that its proposals are always worth a look."""
+        spent = self.timings[drafter].per_request
+        return spent is not None and spent < QUICK * float(self.cost.seconds(1))
+
+    def choose(self, chances: list[list[float]], base: Pass, room: int) -> Choice:
+        return choose_nodes(
+            chances,
+            base.tokens,
+            base.rows,
+            room,
+            lambda rows: self.cost.seconds(rows, base.sequences, base.keys),
+        )
+
+    def ask(
+        self,
+        drafter: str,
+        outlooks: list[Outlook],
+        lengths: list[int],
+        base: Pass,
+        rate: float,
+        backlogs: list[int],
+    ) -> Offer | None:
+        """Whether to have a drafter that costs time draft for some of the requests. `rate` is what
+        the pass promises without it."""
+        timing = self.timings[drafter]
+        read = timing.seconds(1, 1) / 8  # a row of a longer pass costs a fraction of a lone one
+
+        def draft_seconds(chosen: list[int], length: int) -> float:
+            catch_up = read * sum(backlogs[i] for i in chosen) / AMORTISED
+            return timing.seconds(len(chosen), length) + catch_up
+
+        offer = best_offer(outlooks, lengths, base, self.cost, draft_seconds)
+        if offer is not None and offer.rate > rate:
+            self._pauses[drafter].end()
+            return offer
+        if offer is not None and self._pauses[drafter].tick():
+            return Offer(offer.rate, min(offer.length, lengths[-1]), offer.chosen[:1])
+        return None

@@ -1,0 +1,30 @@
+"""How long each drafter takes, measured while it works."""
+
+from dataclasses import dataclass, field
+
+KEEP = 0.9  # of an estimate, where a new measurement comes in
+
+
+def _blend(old: float | None, new: float) -> float:
+    return new if old is None else KEEP * old + (1 - KEEP) * new
+
+
+@dataclass
+class Timing:
+    """A lookup's time grows with the requests, a model's with the passes, that is with the depth;
+    so both are kept, the latter for each size of batch."""
+
+    per_request: float | None = None
+    _per_level: dict[int, float] = field(default_factory=dict)  # by bits of the batch size
+
+    def learn(self, seconds: float, requests: int, levels: int) -> None:
+        self.per_request = _blend(self.per_request, seconds / requests)
+        bits = requests.bit_length()
+        self._per_level[bits] = _blend(self._per_level.get(bits), seconds / max(levels, 1))
+
+    def seconds(self, requests: int, levels: int) -> float:
+        """Of a call; from the nearest batch size that was seen."""
+        if not self._per_level:
+            return 0.0
+        nearest = min(self._per_level, key=lambda bits: abs(bits - requests.bit_length()))
+        return self._per_level[nearest] * levels

@@ -1,0 +1,123 @@
+import random
+
+import pytest
+
+from outrider.core.tree import TokenTree
+from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
+from outrider.engine.policy.cost import Measured, PassCost
+from outrider.engine.policy.gate import SHORTEST_PAUSE, Outlook, Pass, Pause, best_offer
+
+
+def chain(tokens: list[int], confidence: float | None = 0.8) -> TokenTree:
+    sure = None if confidence is None else [confidence] * len(tokens)
+    return TokenTree.chain(tokens, "test", confidence=sure)
+
+
+def teach(track: Track, record: Record, share: float, steps: int, confidence: float = 0.8) -> None:
+    rng = random.Random(0)
+    for _ in range(steps):
+        learn(chain([1], confidence), [1 if rng.random() < share else 2], track, record)
+
+
+def test_at_first_the_drafter_is_taken_at_its_word() -> None:
+    chances = path_chances(chain([1, 2], 0.8), Track(), Record())
+    assert chances == pytest.approx([0.8, 0.64])
+
+
+def test_claims_are_corrected_where_they_were_made() -> None:
+    track = Track()
+    teach(track, Record(), 0.2, 200, confidence=0.85)
+    assert track.node_chance(0.85, 1) == pytest.approx(0.2, abs=0.08)
+    assert track.node_chance(0.35, 1) == pytest.approx(0.35)  # nothing was learned of these
+
+
+def test_deeper_levels_start_from_those_above() -> None:
+    track = Track()
+    teach(track, Record(), 0.1, 100)
+    assert track.node_chance(0.8, 4) < 0.3
+    for _ in range(200):
+        track.learn_node(0.8, 4, True)
+    assert track.node_chance(0.8, 4) > 0.9
+    assert track.node_chance(0.8, 1) < 0.3
+
+
+def test_what_is_old_fades() -> None:
+    track = Track()
+    teach(track, Record(), 1.0, 1000)
+    teach(track, Record(), 0.0, 400)
+    assert track.node_chance(0.8, 1) < 0.2
+
+
+def test_a_request_departs_from_its_drafters_record_and_newcomers_do_not() -> None:
+    track = Track()
+    teach(track, Record(), 0.5, 400)
+    copying, inventing = Record(), Record()
+    for _ in range(10):
+        copying.learn(0.5, True)
+        inventing.learn(0.5, False)
+    assert copying.adjust(0.5) > 0.7
+    assert inventing.adjust(0.5) < 0.3
+    assert Record().adjust(0.5) == 0.5
+
+
+def test_only_levels_that_were_reached_teach() -> None:
+    """After the first miss nothing is known of what lies below."""
+    track = Track()
+    learn(chain([1, 2, 3]), [1, 9], track, Record())
+    counts = {key: (rate.hits, rate.count) for key, rate in track.nodes.items()}
+    assert counts == {(8, 1): (1, 1), (8, 2): (0, 1)}
+    assert [level.count for level in track.levels[:3]] == [1, 1, 0]
+
+
+def test_siblings_teach_each_for_itself() -> None:
+    tree = TokenTree([1, 2], [-1, -1], "test", confidence=[0.55, 0.35])
+    track = Track()
+    learn(tree, [2], track, Record())
+    counts = {key: (rate.hits, rate.count) for key, rate in track.nodes.items()}
+    assert counts == {(5, 1): (0, 1), (3, 1): (1, 1)}
+    assert (track.levels[0].hits, track.levels[0].count) == (1, 1)  # some node held
+
+
+def test_without_confidence_depth_is_all_there_is() -> None:
+    track, record = Track(), Record()
+    for _ in range(100):
+        learn(chain([1, 2], None), [1, 9], track, record)
+    first, second = path_chances(chain([1, 2], None), track, Record())
+    assert first > 0.9
+    assert second < 0.15
+
+
+def test_chances_are_chances() -> None:
+    track, record = Track(), Record()
+    for _ in range(500):
+        record.learn(0.9, True)
+        track.learn_node(1.0, 1, True)
+    assert 0 < path_chances(chain([1], 1.0), track, record)[0] < 1
+
+
+COST = PassCost(Measured([1, 8, 64], [10.0, 12.0, 40.0], 256))
+
+
+def test_the_offer_weighs_gain_against_both_times() -> None:
+    sure = Outlook([0.9, 0.81, 0.73, 0.66], 0.0, 4)
+    base = Pass(1, 1, 1, 0)
+    free = best_offer([sure], [1, 2, 3, 4], base, COST, lambda chosen, length: 0.0)
+    dear = best_offer([sure], [1, 2, 3, 4], base, COST, lambda chosen, length: 9.0 * length)
+    assert free is not None and free.length == 4
+    assert dear is not None and dear.length == 1
+    assert dear.rate < 1 / 10.0 < free.rate  # plain decoding lies between
+
+
+def test_the_offer_leaves_out_requests_that_gain_nothing() -> None:
+    good, served = Outlook([0.9], 0.0, 1), Outlook([0.9], 2.0, 1)
+    offer = best_offer([served, good], [1], Pass(2, 2, 2, 0), COST, lambda chosen, length: 0.0)
+    assert offer is not None and offer.chosen == [1]
+    assert best_offer([served], [1], Pass(1, 1, 1, 0), COST, lambda c, n: 0.0) is None
+
+
+def test_trials_become_rarer_until_one_succeeds() -> None:
+    pause = Pause()
+    trials = [step for step in range(1, 1000) if pause.tick()]
+    assert trials == [32, 96, 224, 480, 992]
+    pause.end()
+    assert next(step for step in range(1, 1000) if pause.tick()) == SHORTEST_PAUSE

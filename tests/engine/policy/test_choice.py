@@ -1,0 +1,90 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core.tree import ROOT, TokenTree
+from outrider.drafters.merging import best_nodes, merge
+from outrider.engine.policy.choice import MARGIN, choose_nodes
+
+STAIRCASE = np.array([10, 15, 15, 15, 15, 16, 24, 24, 25, 26, 40, 41, 42, 43, 44, 45.0])
+
+
+def seconds(rows: np.ndarray) -> np.ndarray:
+    return STAIRCASE[np.asarray(rows) - 1]
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[tuple[list[int], list[float]]]:
+    """(parents, path chances) of a few small trees."""
+    found = []
+    for _ in range(draw(st.integers(1, 3))):
+        parents: list[int] = []
+        chances: list[float] = []
+        for node in range(draw(st.integers(0, 4))):
+            parent = draw(st.integers(ROOT, node - 1))
+            own = draw(st.floats(0.01, 1.0))
+            parents.append(parent)
+            chances.append(own * (1.0 if parent == ROOT else chances[parent]))
+        found.append((parents, chances))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees(), st.integers(0, 12))
+def test_no_other_set_of_nodes_promises_more(
+    drawn: list[tuple[list[int], list[float]]], room: int
+) -> None:
+    count = len(drawn)
+    choice = choose_nodes([chances for _, chances in drawn], count, count, room, seconds)
+    nodes = [(t, node) for t, (parents, _) in enumerate(drawn) for node in range(len(parents))]
+    best = count / seconds(np.array(count))
+    for size in range(min(room, len(nodes)) + 1):
+        for chosen in combinations(nodes, size):
+            closed = all(
+                drawn[t][0][node] == ROOT or (t, drawn[t][0][node]) in chosen for t, node in chosen
+            )
+            if closed:
+                gained = sum(drawn[t][1][node] for t, node in chosen)
+                best = max(best, (count + gained) / seconds(np.array(count + size)))
+    plain = count / seconds(np.array(count))
+    assert choice.rate == pytest.approx(best if best >= (1 + MARGIN) * plain else plain)
+    for (parents, _), kept in zip(drawn, choice.kept, strict=True):
+        assert all(parents[node] == ROOT or parents[node] in kept for node in kept)
+    assert sum(map(len, choice.kept)) <= room
+
+
+def test_many_nodes_may_pay_where_one_does_not() -> None:
+    """The first node costs 50 %, the next three nothing."""
+    chain = [0.4, 0.4, 0.4, 0.4]
+    assert choose_nodes([chain[:1]], 1, 1, 8, seconds).kept == [[]]
+    assert choose_nodes([chain], 1, 1, 8, seconds).kept == [[0, 1, 2, 3]]
+
+
+def test_no_proposals_are_no_choice() -> None:
+    assert choose_nodes([], 3, 3, 8, seconds).kept == []
+    assert choose_nodes([[], [0.9]], 2, 2, 0, seconds).kept == [[], []]
+
+
+def test_merged_trees_share_what_they_agree_on() -> None:
+    one = TokenTree([1, 2, 3], [-1, 0, 1], "a")
+    two = TokenTree([1, 2, 4, 5], [-1, 0, 1, -1], "b")
+    tree, chances = merge([one, two], [[0.9, 0.5, 0.2], [0.8, 0.7, 0.6, 0.1]])
+    assert tree.tokens == [1, 2, 3, 4, 5]
+    assert tree.parents == [-1, 0, 1, 1, -1]
+    assert chances == [0.9, 0.7, 0.2, 0.6, 0.1]
+    assert tree.source == "a+b"
+    assert best_nodes(chances, 3) == [0, 1, 3]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=4))
+def test_a_text_runs_as_far_through_the_union_as_through_the_best_part(
+    chains: list[list[int]],
+) -> None:
+    parts = [TokenTree.chain(tokens, f"{i}") for i, tokens in enumerate(chains)]
+    union, _ = merge(parts, [[0.5] * len(part) for part in parts])
+    for text in chains:
+        reached = max(len(part.follow(text)) for part in parts)
+        assert len(union.follow(text)) == reached

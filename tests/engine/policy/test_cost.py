@@ -1,0 +1,143 @@
+import json
+from array import array
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.engine.helpers import Models, make_llm
+
+from outrider.engine.policy import calibration
+from outrider.engine.policy.cost import Measured, PassCost, smooth
+from outrider.engine.policy.timing import Timing
+
+MEASURED = Measured([1, 2, 4, 8], [10.0, 14.0, 15.0, 17.0], 256, per_sequence=0.5, per_key=0.01)
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=12))
+def test_smoothed_values_never_fall_and_keep_their_sum(values: list[float]) -> None:
+    found = smooth(values)
+    assert all(a <= b + 1e-9 for a, b in pairwise(found))
+    assert sum(found) == pytest.approx(sum(values))
+    assert smooth(sorted(values)) == pytest.approx(sorted(values))
+
+
+def test_between_and_beyond_the_points() -> None:
+    cost = PassCost(MEASURED)
+    assert cost.seconds(np.array([1, 3, 8, 12])).tolist() == [10.0, 14.5, 17.0, 19.0]
+    assert float(cost.seconds(1, sequences=3)) == 11.0
+    assert float(cost.seconds(1, sequences=1, keys=356)) == 11.0
+    assert float(cost.seconds(1, sequences=2, keys=300)) == 10.5  # below the context measured
+
+
+def test_a_machine_that_is_slow_for_all_keeps_the_shape() -> None:
+    cost = PassCost(MEASURED)
+    for _ in range(200):
+        cost.learn(1, 1, 0, 25.0)
+        cost.learn(8, 1, 0, 42.5)
+    one, eight = cost.seconds(np.array([1, 8]))
+    assert one == pytest.approx(25.0, rel=0.02)
+    assert eight / one == pytest.approx(1.7, rel=0.02)
+
+
+def test_a_point_alone_in_use_moves_all_alike() -> None:
+    cost = PassCost(MEASURED)
+    for _ in range(200):
+        cost.learn(4, 1, 0, 30.0)
+    assert cost.seconds(np.array([1, 4, 8])).tolist() == pytest.approx([20, 30, 34], rel=0.02)
+
+
+def test_a_wrong_point_is_corrected() -> None:
+    """Calibration was disturbed: a pass over eight rows is really no dearer than one over four."""
+    cost = PassCost(replace(MEASURED, seconds=[10.0, 14.0, 15.0, 60.0]))
+    for _ in range(200):
+        cost.learn(1, 1, 0, 10.0)
+        cost.learn(4, 1, 0, 15.0)
+        cost.learn(8, 1, 0, 16.0)
+    assert float(cost.seconds(8)) == pytest.approx(16.0, rel=0.1)
+    assert float(cost.seconds(1)) == pytest.approx(10.0, rel=0.1)
+
+
+def test_one_hiccup_changes_little() -> None:
+    cost = PassCost(MEASURED)
+    before = float(cost.seconds(8) / cost.seconds(1))
+    cost.learn(8, 1, 0, 5000.0)
+    assert float(cost.seconds(8) / cost.seconds(1)) == pytest.approx(before, rel=0.1)
+
+
+def test_timing_by_batch_and_depth() -> None:
+    timing = Timing()
+    assert timing.seconds(1, 4) == 0.0
+    timing.learn(4.0, requests=2, levels=4)
+    assert timing.per_request == 2.0
+    assert timing.seconds(2, 3) == 3.0
+    assert timing.seconds(64, 1) == 1.0  # the nearest that is known
+    timing.learn(16.0, requests=64, levels=4)
+    assert timing.seconds(64, 1) == 4.0
+    assert timing.seconds(2, 1) == 1.0
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    return tmp_path / "calibration"
+
+
+def test_calibration_is_kept_and_found_again(
+    models: Models, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Measured] = []
+    measure = calibration.measure
+
+    def counted(*args: Any) -> Measured:
+        measured.append(measure(*args))
+        return measured[-1]
+
+    monkeypatch.setattr(calibration, "measure", counted)
+    first = make_llm(models.target, "ngram")
+    assert len(measured) == 1
+    assert len(measured[0].rows) >= 3
+    assert all(seconds > 0 for seconds in measured[0].seconds)
+    first.engine.kv.check()
+    again = make_llm(models.target, "ngram")
+    assert len(measured) == 1
+    assert again.engine.policy.cost.measured == measured[0]
+    make_llm(models.target, {"method": "ngram", "num_speculative_tokens": 3})  # needs none
+    assert len(measured) == 1
+    (file,) = cache.glob("*.json")
+    file.write_text("broken")
+    make_llm(models.target, "ngram")
+    assert len(measured) == 2
+    assert json.loads(file.read_text()) == asdict(measured[1])
+
+
+def test_another_precision_is_another_calibration(models: Models, cache: Path) -> None:
+    make_llm(models.target, "ngram")
+    make_llm(models.target, "ngram", dtype="bfloat16")
+    assert len(list(cache.glob("*.json"))) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(file / "below"))
+    make_llm(models.target, "ngram")
+
+
+def test_a_small_pool_is_calibrated_with_what_there_is(models: Models, cache: Path) -> None:
+    llm = make_llm(models.target, "ngram", kv_cache_tokens=24)
+    assert llm.engine.policy.cost.measured.rows == [1, 2, 4, 8, 16]
+    llm.engine.kv.check()
+
+
+def test_segments_use_each_slot_once() -> None:
+    slots = array("q", range(10, 30))
+    segments = calibration._segments([2, 3], 4, slots)
+    used = [slot for segment in segments for slot in (*segment.context, *segment.slots)]
+    assert used == list(range(10, 23))

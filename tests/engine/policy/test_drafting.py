@@ -1,0 +1,149 @@
+"""The policy at work, on texts that are known and passes whose cost is known."""
+
+import random
+from typing import ClassVar
+
+import pytest
+from tests.engine.policy.replay import LINEAR, Oracle, Replay, luck, oracle
+
+from outrider.core.request import Request
+from outrider.core.tree import TokenTree
+
+
+def fixed_best(honesty: float, tokens: int) -> float:
+    runs = [
+        Replay([oracle(honesty)], length=k).run(1, tokens).speed_up for k in (1, 2, 4, 8, 16, 24)
+    ]
+    return max(runs)
+
+
+@pytest.mark.parametrize("honesty", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
+def test_never_slower_and_close_to_the_best_fixed_length(honesty: float) -> None:
+    """Whatever the drafter claims: here it is always sure of itself."""
+    adaptive = Replay([oracle(honesty)]).run(1, 400).speed_up
+    assert adaptive >= 0.98
+    assert adaptive >= 0.95 * fixed_best(honesty, 400)
+
+
+@pytest.mark.parametrize("honesty", [0.0, 0.3])
+@pytest.mark.parametrize("count", [1, 8, 32])
+def test_a_hopeless_drafter_costs_next_to_nothing(honesty: float, count: int) -> None:
+    assert Replay([oracle(honesty)], LINEAR).run(count, 200).speed_up >= 0.98
+
+
+def test_a_drafter_without_confidence_is_judged_by_depth() -> None:
+    good = Replay([oracle(0.9, claims=None)]).run(1, 300)
+    bad = Replay([oracle(0.1, claims=None)]).run(1, 300)
+    assert good.speed_up > 2
+    assert bad.speed_up >= 0.98
+
+
+def test_large_batches_switch_drafting_off_and_small_ones_on_again() -> None:
+    replay = Replay([oracle(0.8)])
+    assert replay.run(1, 100).drafted > 50
+    replay.cost = replay.policy.cost = type(replay.cost)(LINEAR)  # rows are no longer cheap
+    busy = replay.run(32, 40)
+    assert busy.drafted <= 32 * 40 * 0.05
+    replay.cost = replay.policy.cost = type(replay.cost)(replay.measured)
+    again = replay.run(1, 100)
+    assert again.drafted > 50
+    assert again.speed_up > 1.5
+
+
+def test_a_drafter_that_turns_good_is_noticed_although_nothing_of_it_was_checked() -> None:
+    phase = {"honesty": 0.0}
+    changing = type("Changing", (Oracle,), {"honesty": lambda request: phase["honesty"]})
+    replay = Replay([changing])
+    replay.run(1, 200)
+    quiet = replay.run(1, 100)
+    assert quiet.drafted < 10
+    phase["honesty"] = 0.95
+    replay.run(1, 100)
+    assert replay.run(1, 100).speed_up > 2
+
+
+def test_requests_are_told_apart() -> None:
+    """One of two requests copies; the drafter is as sure of the other."""
+
+    def honesty(request: Request) -> float:
+        return 1.0 if int(request.id) % 2 == 0 else 0.0
+
+    split = type("Split", (Oracle,), {"honesty": honesty})
+    replay = Replay([split])
+    outcome = replay.run(2, 300)
+    checked = replay.drafting.decisions
+    drafted = sum(nodes * times for nodes, times in checked.nodes[2].items())
+    accepted = checked.accepted[2]
+    assert outcome.speed_up > 1.2
+    assert accepted > 0.8 * drafted  # the hopeless one is given next to nothing
+
+
+class Other(Oracle):
+    name = "other"
+
+
+def test_of_two_drafters_the_better_one_is_believed() -> None:
+    liar = type("Liar", (Other,), {"honesty": lambda request: 0.05})
+    honest = oracle(0.9)
+    both = Replay([liar, honest]).run(1, 300).speed_up
+    alone = Replay([honest]).run(1, 300).speed_up
+    assert both >= 0.95 * alone
+
+
+def test_two_halves_of_the_truth_are_merged() -> None:
+    """Each drafter is right half of the time, and never both: their trees together are."""
+
+    def first(request: Request) -> float:
+        return float(luck(request, -request.position) < 0.5)
+
+    def second(request: Request) -> float:
+        return 1 - first(request)
+
+    even = type("Even", (Oracle,), {"honesty": first, "longest": 1})
+    odd = type("Odd", (Other,), {"honesty": second, "longest": 1})
+    both = Replay([even, odd]).run(1, 300).speed_up
+    assert both > 1.05 * Replay([even]).run(1, 300).speed_up
+
+
+class Costly(Oracle):
+    """Takes as long as a pass for every token: only the truth could be worth it, and hardly."""
+
+    name = "costly"
+    light = False
+    calls: ClassVar[list[int]] = []
+
+    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
+        self.calls.append(len(batch))
+        return super().propose(batch, budgets)
+
+
+@pytest.mark.parametrize(("honesty", "seconds", "often"), [(0.0, 5.0, False), (0.95, 5.0, True)])
+def test_a_drafter_that_costs_time_is_asked_where_it_pays(
+    honesty: float, seconds: float, often: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type("Kind", (Costly,), {"honesty": lambda request: honesty, "calls": []})
+    replay = Replay([kind])
+    timing = replay.policy.timings["costly"]
+    monkeypatch.setattr(type(timing), "learn", lambda *args: None)  # no clock in this test
+    timing.per_request = seconds
+    timing._per_level = {1: seconds}
+    outcome = replay.run(1, 600)
+    passes = sum(replay.drafting.decisions.nodes[1].values())
+    if often:
+        assert len(kind.calls) > 0.9 * passes
+        assert outcome.speed_up > 2
+    else:
+        assert len(kind.calls) < 0.1 * passes  # the first guess, and then ever rarer trials
+        assert outcome.speed_up >= 0.97
+
+
+def test_a_fixed_length_is_not_touched() -> None:
+    replay = Replay([oracle(0.0)], length=5)
+    outcome = replay.run(1, 50)
+    assert outcome.drafted >= 5 * 40
+
+
+def test_the_same_texts_and_costs_give_the_same_choices() -> None:
+    random.seed(3)  # must not matter
+    one, two = (Replay([oracle(0.6)]).run(3, 100) for _ in range(2))
+    assert one == two
