@@ -14,7 +14,7 @@ from outrider.engine.policy.explain import Decisions, Explanation, explain
 from outrider.engine.policy.gate import Outlook, Pass
 from outrider.engine.policy.policy import Policy
 from outrider.model.kv import KVCache
-from outrider.model.loading import LoadedModel
+from outrider.model.runner import Runner
 
 
 class Plan(NamedTuple):
@@ -43,16 +43,12 @@ NOBODY = Plan("none", (), 0)
 
 
 class Drafting:
-    def __init__(
-        self, config: DraftConfig, target: LoadedModel, vocabulary: int, policy: Policy
-    ) -> None:
+    def __init__(self, config: DraftConfig, runner: Runner, policy: Policy) -> None:
         self.config = config
-        self.target = target
-        self.vocabulary = vocabulary
+        self.runner = runner  # the target's
         self.policy = policy
-        self.root = make_drafter(config, target)
+        self.root = make_drafter(config, runner.loaded)
         self._extra: dict[str, Drafter] = {}  # light ones that single requests have asked for
-        self._kv: KVCache | None = None
         self._plans: dict[Request, Plan] = {}
         self._proposals: dict[Request, list[Proposal]] = {}  # of the step under way
         self.decisions = Decisions()
@@ -77,8 +73,15 @@ class Drafting:
         return [self.root, *self._extra.values()]
 
     def bind(self, kv: KVCache) -> None:
+        """The slots exist now."""
         self._kv = kv
-        self.root.bind(kv)
+        self._bind(self.root)
+
+    def _bind(self, drafter: Drafter) -> None:
+        for each in {drafter, *drafter.members}:
+            each.target_runner = self.runner
+            each.pass_seconds = lambda rows: float(self.policy.cost.seconds(rows))
+        drafter.bind(self._kv)
 
     # ---- requests ----
 
@@ -117,9 +120,9 @@ class Drafting:
                 f"speculation: drafter {method!r} was not loaded with this engine; name it in "
                 "speculative_config"
             )
-        made = make_drafter(DraftConfig(method, None, self.config.verification), self.target)
-        assert self._kv is not None
-        made.bind(self._kv)
+        config = DraftConfig(method, None, self.config.verification)
+        made = make_drafter(config, self.runner.loaded)
+        self._bind(made)
         self._extra[method] = made
         return made
 
@@ -243,10 +246,10 @@ class Drafting:
                 self._proposals[request].append(Proposal(drafter, tree, chances))
 
     def _check(self, drafter: Drafter, tree: TokenTree, budget: int) -> None:
-        if len(tree) > budget or not all(0 <= t < self.vocabulary for t in tree.tokens):
+        if len(tree) > budget or not all(0 <= t < self.runner.vocabulary for t in tree.tokens):
             raise OutriderError(
                 f"drafter {drafter.name!r} proposed {len(tree)} nodes {tree.tokens} for a "
-                f"budget of {budget} and {self.vocabulary} token ids; this is its fault"
+                f"budget of {budget} and {self.runner.vocabulary} token ids; this is its fault"
             )
 
     def _cut(self, batch: list[Request], base: Pass, room: int) -> "Cut":

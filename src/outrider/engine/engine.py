@@ -57,9 +57,7 @@ class Engine:
         fix_rotary(self.loaded.model, self.max_model_len)
         self.runner = Runner(self.loaded, reproducible=config.reproducible)
         self.policy = Policy(self._calibrate)
-        self.drafting = Drafting(
-            self.draft_config, self.loaded, self.runner.vocabulary, self.policy
-        )
+        self.drafting = Drafting(self.draft_config, self.runner, self.policy)
         if self.drafter.needs_hidden:
             raise ConfigError(
                 f"drafter {self.drafter.name!r} needs hidden states, which this version cannot give"
@@ -67,8 +65,6 @@ class Engine:
         self.kv = KVCache(self._slots(), config.enable_prefix_caching)
         self.max_model_len = min(self.max_model_len, self.kv.total)
         self.runner.allocate(self.kv.total)
-        for drafter in (self.drafter, *self.drafter.members):
-            drafter.target_runner = self.runner
         self.drafting.bind(self.kv)
         self.scheduler = Scheduler(
             self.kv,

@@ -6,6 +6,7 @@ Under coupled verification the text does not depend on the drafts, so it may as 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
@@ -77,7 +78,8 @@ class Replay:
         self.measured = measured
         self.cost = PassCost(measured)
         self.policy = Policy(lambda: measured)
-        self.drafting = Drafting(DraftConfig(), None, VOCABULARY, self.policy)  # type: ignore[arg-type]
+        runner = SimpleNamespace(loaded=None, vocabulary=VOCABULARY)
+        self.drafting = Drafting(DraftConfig(), runner, self.policy)  # type: ignore[arg-type]
         self.members = [each(DraftConfig(each.name), None) for each in drafters]  # type: ignore[arg-type]
         self.length = length
         self.texts: dict[str, list[int]] = {}

@@ -15,8 +15,15 @@ REQUEST_KEEP = 0.9  # of a request's own record, per step
 HIGHEST = 0.98
 
 
+DEPTH_BINS = (0, 1, 2, 3, 3, 4)  # of depths 0 (there is none), 1, 2, …; the last for all deeper
+
+
+def _confidence_bin(confidence: float) -> int:
+    return min(int(confidence * BINS), BINS - 1)
+
+
 def _depth_bin(depth: int) -> int:
-    return min(depth, 2) if depth < 3 else 3 if depth < 5 else 4
+    return DEPTH_BINS[depth if depth < len(DEPTH_BINS) else -1]
 
 
 @dataclass
@@ -43,17 +50,26 @@ class Track:
 
     nodes: dict[tuple[int, int], Rate] = field(default_factory=dict)  # by confidence and depth
     levels: list[Rate] = field(default_factory=lambda: [Rate() for _ in range(DEEPEST)])
+    # Per bin, the chance as a + b * confidence; kept until something is learned of that bin.
+    _lines: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
     def node_chance(self, confidence: float, depth: int) -> float:
         """That a node of this confidence holds, given its parent: each depth starts from what the
         depth above has shown, the first from the drafter's own word."""
-        chance = confidence
-        bin_ = min(int(confidence * BINS), BINS - 1)
-        for shallower in range(1, _depth_bin(depth) + 1):
-            rate = self.nodes.get((bin_, shallower))
+        key = (_confidence_bin(confidence), _depth_bin(depth))
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = self._line(*key)
+        return min(line[0] + line[1] * confidence, HIGHEST)
+
+    def _line(self, confidence_bin: int, deepest: int) -> tuple[float, float]:
+        a, b = 0.0, 1.0
+        for depth in range(1, deepest + 1):
+            rate = self.nodes.get((confidence_bin, depth))
             if rate is not None:
-                chance = rate.mean(chance)
-        return min(chance, HIGHEST)
+                old = PRIOR / (rate.count + PRIOR)
+                a, b = old * a + (1 - old) * rate.hits / rate.count, old * b
+        return a, b
 
     def level_chance(self, depth: int) -> float:
         """That some node at this depth holds, given one above it: all that is known beforehand."""
@@ -63,12 +79,19 @@ class Track:
         return min(chance, HIGHEST)
 
     def learn_node(self, confidence: float, depth: int, held: bool) -> None:
-        bin_ = min(int(confidence * BINS), BINS - 1)
-        self.nodes.setdefault((bin_, _depth_bin(depth)), Rate()).learn(held)
+        confidence_bin, depth_bin = _confidence_bin(confidence), _depth_bin(depth)
+        self.nodes.setdefault((confidence_bin, depth_bin), Rate()).learn(held)
+        for deeper in range(depth_bin, DEPTH_BINS[-1] + 1):
+            self._lines.pop((confidence_bin, deeper), None)
 
     def learn_level(self, depth: int, held: bool) -> None:
         if depth <= DEEPEST:
             self.levels[depth - 1].learn(held)
+
+
+def in_odds(chance: float, factor: float) -> float:
+    """The chance whose odds are `factor` times as good."""
+    return factor * chance / (1 - chance + factor * chance)
 
 
 @dataclass
@@ -86,8 +109,7 @@ class Record:
         return better * (self.feared + CAUTION) / (self.failed + CAUTION)
 
     def adjust(self, chance: float) -> float:
-        odds = self.odds * chance / (1 - chance)
-        return min(odds / (1 + odds), HIGHEST)
+        return min(in_odds(chance, self.odds), HIGHEST)
 
     def learn(self, chance: float, held: bool) -> None:
         """`chance` as the track gave it, unadjusted."""
@@ -97,12 +119,15 @@ class Record:
         self.feared += 1 - chance
 
     def fade(self) -> None:
-        for name in ("held", "expected", "failed", "feared"):
-            setattr(self, name, REQUEST_KEEP * getattr(self, name))
+        self.held *= REQUEST_KEEP
+        self.expected *= REQUEST_KEEP
+        self.failed *= REQUEST_KEEP
+        self.feared *= REQUEST_KEEP
 
 
 def path_chances(tree: TokenTree, track: Track, record: Record) -> list[float]:
     """Per node: that the target's text runs through it."""
+    odds = record.odds
     chances: list[float] = []
     for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
         if tree.confidence is None:
@@ -110,7 +135,7 @@ def path_chances(tree: TokenTree, track: Track, record: Record) -> list[float]:
         else:
             chance = track.node_chance(tree.confidence[node], depth)
         above = 1.0 if parent == ROOT else chances[parent]
-        chances.append(above * record.adjust(chance))
+        chances.append(above * min(in_odds(chance, odds), HIGHEST))
     return chances
 
 
