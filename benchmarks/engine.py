@@ -21,6 +21,7 @@ import transformers
 
 from outrider import LLM, SamplingParams, __version__
 from outrider.bench.runner import pass_cost
+from outrider.model.machine import cpu_name
 
 QUESTIONS = [
     "Why is the sky blue?",
@@ -63,14 +64,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures as JSON, too")
     arguments = parser.parse_args()
 
-    LLM(arguments.model)  # fills the cache if need be
+    LLM(arguments.model, "none")  # fills the cache if need be
     start = time.perf_counter()
-    llm = LLM(arguments.model)
+    llm = LLM(arguments.model, "none")
     results = {
         "model": arguments.model,
         "dtype": str(llm.engine.loaded.dtype),
         "device": str(llm.engine.loaded.device),
-        "machine": platform.processor() or platform.machine(),
+        "machine": cpu_name(),
         "threads": torch.get_num_threads(),
         "versions": {
             "outrider": __version__,

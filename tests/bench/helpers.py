@@ -1,14 +1,15 @@
 """What the benchmark's tests share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.tiny import make_tiny, make_tokenizer
 
-from outrider.bench.cells import Key, Run, Setting
-from outrider.bench.options import BenchOptions, parse_drafters
+from outrider.bench.cells import Run
+from outrider.bench.options import BenchOptions, DrafterSpec, parse_drafters
+from outrider.bench.plan import Measurement
 from outrider.bench.workloads import Prompt
 
 PROMPTS = [
@@ -61,7 +62,8 @@ class Silent:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.total = self.advanced = 0
+        self.totals: list[int] = []  # as expected from time to time
+        self.advanced = 0
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -71,14 +73,23 @@ class Silent:
         yield
 
     @contextmanager
-    def bar(self, total: int) -> Iterator[Callable[[str, int], None]]:
-        self.total = total
+    def bar(self, estimated: bool) -> Iterator["Silent"]:
+        self.estimated = estimated
+        yield self
 
-        def advance(what: str, count: int) -> None:
-            self.advanced += count
+    def expect(self, more: int) -> None:
+        self.totals.append(self.advanced + more)
 
-        yield advance
+    def advance(self, what: str, count: int) -> None:
+        self.advanced += count
 
 
-def a_key(drafter: str, category: str, batch_size: int, repeat: int = 0, t: float = 0.0) -> Key:
-    return Key(drafter, Setting(category, batch_size, t), repeat)
+def measurement(drafter: str, category: str, batch_size: int, repeat: int = 0) -> Measurement:
+    return Measurement(drafter, (category,), batch_size, 0.0, repeat)
+
+
+def spec(label: str) -> DrafterSpec:
+    """Without asking whether there is such a drafter."""
+    method, _, length = label.partition(":k=")
+    config = {"method": method} | ({"num_speculative_tokens": int(length)} if length else {})
+    return DrafterSpec(label, config)

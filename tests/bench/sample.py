@@ -44,6 +44,23 @@ def sample_results(*, peers: bool = True, batch_sizes: tuple[int, ...] = (1, 8, 
             {"rows": rows, "milliseconds": 28 + 1.1 * rows} for rows in (1, 2, 4, 8, 16, 32)
         ],
         "cells": cells,
+        "best_fixed": [
+            {
+                "category": category,
+                "batch_size": batch_size,
+                "temperature": temperature,
+                "drafter": "auto",
+                "best": "ngram:k=4",
+                "drafter_ratio": 1.5,
+                "best_ratio": 1.6,
+                "ratio": 0.94,
+                "ratio_low": 0.9,
+                "ratio_high": 0.98,
+            }
+            for temperature in (0.0, 1.0)
+            for batch_size in batch_sizes
+            for category in [*CATEGORIES, "overall"]
+        ],
         "skipped": [{"system": "vllm", "reason": "needs an NVIDIA GPU; none was found here"}]
         if peers
         else [],
@@ -98,6 +115,7 @@ def _cell(
             "verify": steps * 0.003,
             "rest": steps * 0.001,
         },
+        "drafting_share": 0.05 if drafts else 0.0,
         "peak_memory_bytes": 900_000_000,
     }
 

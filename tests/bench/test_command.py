@@ -13,6 +13,7 @@ from outrider.bench.options import parse_drafters
 from outrider.bench.runner import Engines
 from outrider.cli import main
 from outrider.core.errors import ConfigError
+from outrider.drafters import registry
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_ctrl_c_keeps_what_was_measured(
 
     monkeypatch.setattr(Engines, "measure", interrupted)
     argv = ["bench", "--model", model, "--prompts", prompts, "--max-tokens", "3"]
-    argv += ["--out", str(tmp_path), "--batch-sizes", "1"]
+    argv += ["--out", str(tmp_path), "--batch-sizes", "1", "--drafters", "ngram"]
     assert main.run(argv) == 130
     err = capsys.readouterr().err
     assert "interrupted; 1 run kept in" in err and "--resume" in err
@@ -120,6 +121,9 @@ def test_without_matplotlib_the_figures_are_still_there(
         (["--temperatures", "nan"], "--temperatures holds nan"),
         (["--max-tokens", "0"], "--max-tokens 0"),
         (["--repeat", "0"], "--repeat 0"),
+        (["--precision", "5"], "--precision 5 must lie between 0 and 1"),
+        (["--max-repeat", "9"], "--max-repeat needs --precision"),
+        (["--workload", "agent"], "did you mean 'agents'"),
         (["--seed", "-1"], "--seed -1"),
         (["--prompts", "/dev/null"], "it is empty"),
         (["--resume", "--out", "/nowhere"], "nothing to resume"),
@@ -157,9 +161,27 @@ def test_drafters() -> None:
     ]
 
 
+def test_rounds_from_the_command_line(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["bench", "--model", model, "--workload", "agents", "--max-tokens", "2", "--quick"]
+    argv += ["--out", str(tmp_path), "--batch-sizes", "1", "--drafters", "ngram"]
+    assert main.run(argv) == 0
+    data = json.loads((tmp_path / "results.json").read_text())
+    assert data["categories"] == ["round-1", "round-2", "round-3"] and len(data["runs"]) == 6
+    assert {cell["category"] for cell in data["cells"]} == {*data["categories"], "overall"}
+    assert data["arguments"]["workload"] == "agents"
+
+
+def test_the_drafter_that_is_measured_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.BUILT_IN, "auto", registry.BUILT_IN["ngram"])
+    for names in (["auto", "ngram"], ["ngram"]):
+        monkeypatch.setattr(registry, "drafter_names", lambda names=names: names)
+        assert [spec.label for spec in read_options({}, quick=True).drafters] == ["none", names[0]]
+
+
 def test_what_was_given_goes_before_quick() -> None:
     quick = read_options({"limit": None, "repeat": 4, "batch_sizes": None}, quick=True)
     assert (quick.limit, quick.repeat) == (1, 4)
-    assert [spec.label for spec in quick.drafters] == ["none", "ngram"]
     plain = read_options({"temperatures": "0,1,0"}, quick=False)
     assert plain.temperatures == (0.0, 1.0) and plain.limit is None and plain.repeat == 3

@@ -86,7 +86,7 @@ def test_a_conversation_sees_its_own_answers(fake: Any, options: PeerOptions) ->
 
 def test_peers_read_what_outrider_reads(checkpoint: Path, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "one two"}]
-    llm = LLM(str(checkpoint))
+    llm = LLM(str(checkpoint), "none")
     assert Talk(str(checkpoint), PROMPTS).opening == llm.chat_prompt(messages)
     shutil.copytree(checkpoint, tmp_path / "bare")
     (tmp_path / "bare" / "chat_template.jinja").unlink()

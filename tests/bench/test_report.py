@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from tests.bench.sample import sample_results
 
-from outrider.bench import theme
+from outrider.bench import plots, theme
+from outrider.bench import report as reports
 from outrider.bench.report import write_report
+from outrider.bench.view import View
 from outrider.core.errors import ConfigError
 
 PLOTS = ["speedup", "systems", "acceptance", "batch-size", "pass-cost", "phases"]
@@ -90,6 +92,47 @@ def test_the_figures_are_there(report: Path) -> None:
     assert "vllm needs an NVIDIA GPU; none was found here" in page.text
     assert "None" not in page.text
     assert "nan" not in page.words
+
+
+def words(results: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The page without plots, which take seconds."""
+    monkeypatch.setattr(reports, "draw_all", lambda view, folder: [])
+    return Page(write_report(results, folder).read_text()).text
+
+
+def test_auto_stands_beside_the_best_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = sample_results()
+    text = words(results, tmp_path, monkeypatch)
+    assert "Against the best fixed drafter" in text
+    assert "chat 1 0 auto 1.50 ngram:k=4 1.60 0.94 0.90\N{EN DASH}0.98" in text
+    del results["best_fixed"]
+    assert "best fixed" not in words(results, tmp_path, monkeypatch)
+
+
+def test_what_did_not_become_precise_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = sample_results()
+    results["arguments"]["precision"] = 0.01
+    results["cells"][1]["precision_reached"] = False
+    text = words(results, tmp_path, monkeypatch)
+    assert "1 of 1 speed-ups are not known to within 1 % of themselves: ngram in chat" in text
+
+
+def test_phases_beyond_the_usual_ones() -> None:
+    results = sample_results()
+    for cell in results["cells"]:
+        if cell["phases"]:
+            cell["phases"] = {"policy": 0.3, "draft_model": 0.7, **cell["phases"]}
+    with plots._drawing():
+        from outrider.bench import figures
+
+        figure, _ = figures.phases(View(results))
+        legend = figure.legends[0]
+    names = [text.get_text() for text in legend.get_texts()]
+    colours = [patch.get_facecolor() for patch in legend.get_patches()]
+    assert set(names) == {"draft", "forward", "verify", "rest", "policy", "draft_model"}
+    assert len(set(colours)) == len(names)
 
 
 def test_a_system_skipped_for_two_reasons(tmp_path: Path) -> None:

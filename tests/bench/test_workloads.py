@@ -1,10 +1,13 @@
 import json
+import tomllib
 from collections import Counter
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import pytest
 
-from outrider.bench.workloads import Prompt, categories, load_prompts
+from outrider.bench import workloads
+from outrider.bench.workloads import Prompt, categories, load_prompts, load_rounds, load_workload
 from outrider.core.errors import ConfigError
 
 BUILT_IN = [
@@ -43,6 +46,38 @@ def test_the_limit_counts_per_category() -> None:
     assert prompts[0] == load_prompts()[0][0]
     with pytest.raises(ConfigError, match="limit=0"):
         load_prompts(limit=0)
+
+
+def test_repeated_traffic() -> None:
+    """The same 20 tasks three times round, with small changes."""
+    prompts = load_rounds()
+    assert categories(prompts) == ["round-1", "round-2", "round-3"]
+    assert [p.category for p in prompts] == [f"round-{n}" for n in (1, 2, 3) for _ in range(20)]
+    assert len({p.turns for p in prompts}) == len({p.id for p in prompts}) == 60
+    by_task: dict[str, list[str]] = {}
+    for prompt in prompts:
+        (text,) = prompt.turns
+        assert "$" not in text and 300 <= len(text) <= 900, prompt.id
+        by_task.setdefault(prompt.id.rsplit("/")[0], []).append(text)
+    assert len(by_task) == 20
+    for name, (first, *others) in by_task.items():
+        for other in others:
+            alike = SequenceMatcher(None, first.split(), other.split(), autojunk=False).ratio()
+            assert 0.6 <= alike < 1, name
+    assert [p.id for p in load_rounds(limit=2)] == [
+        f"{task}/{number}" for number in (1, 2, 3) for task in list(by_task)[:2]
+    ]
+
+
+def test_workloads_by_name() -> None:
+    assert load_workload("standard", limit=1) == load_prompts(limit=1)
+    assert load_workload("agents", limit=3) == (load_rounds(3), [])
+
+
+def test_both_files_are_part_of_the_package() -> None:
+    settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    files = settings["tool"]["setuptools"]["package-data"]["outrider.bench"]
+    assert sorted(files) == sorted(path.name for path in workloads.BUILT_IN.parent.glob("*.jsonl"))
 
 
 def test_spec_bench_reads_as_it_is(tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
 """What one run measured, and the cells of results.json that sum up the runs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from outrider.bench.statistics import quartiles, ratio_to_base
+from outrider.bench.statistics import Ratio, quartiles, ratio_to_base
 from outrider.bench.workloads import OVERALL
 
 BASE = "none"  # the drafter that all others are compared with
-PHASES = ("draft", "forward", "verify", "rest")
+PHASES = ("draft", "forward", "verify", "rest")  # always there; an engine may name more
+OVERHEAD = ("draft", "policy")  # what speculation costs beside the models
 
 
 class Setting(NamedTuple):
@@ -19,6 +20,10 @@ class Setting(NamedTuple):
     batch_size: int
     temperature: float
 
+    @property
+    def overall(self) -> "Setting":
+        return self._replace(category=OVERALL)
+
 
 class Key(NamedTuple):
     """Names one run."""
@@ -26,6 +31,9 @@ class Key(NamedTuple):
     drafter: str
     setting: Setting
     repeat: int
+
+
+Grouped = dict[Setting, dict[str, list["Run"]]]  # by setting and drafter
 
 
 @dataclass
@@ -79,6 +87,7 @@ class Cell:
     ratio: float | None
     ratio_low: float | None
     ratio_high: float | None
+    precision_reached: bool | None  # None where none was asked for, and for the base itself
     mean_acceptance_length: float
     accepted_per_position: list[int]
     drafts: int
@@ -88,36 +97,51 @@ class Cell:
     time_to_first_token: float
     inter_token_latency: float | None
     phases: dict[str, float]
+    drafting_share: float | None  # of the step: drafting and policy code, without models
     peak_memory_bytes: int | None
     peak_cuda_bytes: int | None
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.category, self.batch_size, self.temperature)
+
+    @property
+    def half_width(self) -> float | None:
+        return Ratio(self.ratio, self.ratio_low, self.ratio_high).half_width
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def cells_of(runs: Iterable[Run], categories: list[str], max_tokens: int) -> list[Cell]:
+def cells_of(
+    runs: Iterable[Run], categories: list[str], max_tokens: int, precision: float | None = None
+) -> list[Cell]:
     """A cell per category that was measured, and one for all of them together."""
-    grouped: dict[Setting, dict[str, list[Run]]] = {}
+    return [
+        _cell(setting, drafter, group, ratio, max_tokens, precision)
+        for setting, drafters in group_runs(runs, categories).items()
+        for drafter, group, ratio in _rated(drafters)
+    ]
+
+
+def group_runs(runs: Iterable[Run], categories: list[str]) -> Grouped:
+    grouped: Grouped = {}
     for run in runs:
         grouped.setdefault(run.key.setting, {}).setdefault(run.drafter, []).append(run)
-    for setting, drafters in _overall(grouped, categories).items():
-        grouped[setting] = drafters
-    cells = []
-    for setting, drafters in grouped.items():
-        base = _speeds(drafters.get(BASE, []))
-        cells += [
-            _cell(setting, drafter, group, base, max_tokens) for drafter, group in drafters.items()
-        ]
-    return cells
+    return {**grouped, **_overall(grouped, categories)}
 
 
-def _overall(
-    grouped: dict[Setting, dict[str, list[Run]]], categories: list[str]
-) -> dict[Setting, dict[str, list[Run]]]:
+def _rated(drafters: dict[str, list[Run]]) -> Iterator[tuple[str, list[Run], Ratio]]:
+    base = speeds(drafters.get(BASE, []))
+    for drafter, group in drafters.items():
+        yield drafter, group, ratio_to_base(speeds(group), base)
+
+
+def _overall(grouped: Grouped, categories: list[str]) -> Grouped:
     """Of each drafter the repeats that have all categories: others would not compare."""
-    found: dict[Setting, dict[str, list[Run]]] = {}
+    found: Grouped = {}
     for setting, drafters in grouped.items():
-        together = found.setdefault(setting._replace(category=OVERALL), {})
+        together = found.setdefault(setting.overall, {})
         for drafter, group in drafters.items():
             together.setdefault(drafter, []).extend(group)
     for drafters in found.values():
@@ -131,7 +155,7 @@ def _overall(
     return found
 
 
-def _speeds(runs: list[Run]) -> dict[int, float]:
+def speeds(runs: list[Run]) -> dict[int, float]:
     """Tokens per second by repeat."""
     tokens: dict[int, int] = {}
     seconds: dict[int, float] = {}
@@ -142,12 +166,17 @@ def _speeds(runs: list[Run]) -> dict[int, float]:
 
 
 def _cell(
-    setting: Setting, drafter: str, runs: list[Run], base: dict[int, float], max_tokens: int
+    setting: Setting,
+    drafter: str,
+    runs: list[Run],
+    ratio: Ratio,
+    max_tokens: int,
+    precision: float | None,
 ) -> Cell:
-    speeds = _speeds(runs)
-    samples = list(speeds.values())
+    samples = list(speeds(runs).values())
     low, high = quartiles(samples)
-    ratio = ratio_to_base(speeds, base)
+    aim = None if drafter == BASE else precision
+    phases = _phases(runs)
     drafts, accepted = (sum(getattr(run, name) for run in runs) for name in ("drafts", "accepted"))
     decoding = sum(run.decode_seconds for run in runs)
     return Cell(
@@ -167,6 +196,7 @@ def _cell(
         ratio=ratio.value,
         ratio_low=ratio.low,
         ratio_high=ratio.high,
+        precision_reached=None if aim is None else ratio.reached(aim),
         mean_acceptance_length=1 + accepted / drafts if drafts else 1.0,
         accepted_per_position=_added(run.accepted_per_position for run in runs),
         drafts=drafts,
@@ -175,10 +205,23 @@ def _cell(
         steps=sum(run.steps for run in runs),
         time_to_first_token=median(run.time_to_first_token for run in runs),
         inter_token_latency=_median_known(run.inter_token_latency for run in runs),
-        phases={name: sum(run.phases.get(name, 0.0) for run in runs) for name in PHASES},
+        phases=phases,
+        drafting_share=_share(phases),
         peak_memory_bytes=_largest_known(run.peak_memory_bytes for run in runs),
         peak_cuda_bytes=_largest_known(run.peak_cuda_bytes for run in runs),
     )
+
+
+def _phases(runs: list[Run]) -> dict[str, float]:
+    """Those of the engine in its order, with what is left of the step last."""
+    names = dict.fromkeys([*PHASES[:-1], *(name for run in runs for name in run.phases)])
+    names.pop(PHASES[-1], None)
+    return {name: sum(run.phases.get(name, 0.0) for run in runs) for name in (*names, PHASES[-1])}
+
+
+def _share(phases: dict[str, float]) -> float | None:
+    step = sum(phases.values())
+    return sum(phases.get(name, 0.0) for name in OVERHEAD) / step if step else None
 
 
 def _added(lists: Iterable[list[int]]) -> list[int]:

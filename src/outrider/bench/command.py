@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def bench(
+    workload: flags.Workload = None,
     prompts: flags.Prompts = None,
     limit: flags.Limit = None,
     drafters: flags.Drafters = None,
@@ -20,6 +21,8 @@ def bench(
     temperatures: flags.Temperatures = None,
     max_tokens: flags.MaxTokens = None,
     repeat: flags.Repeat = None,
+    precision: flags.Precision = None,
+    max_repeat: flags.MaxRepeat = None,
     quick: flags.Quick = False,
     seed: flags.Seed = 0,
     out: flags.Out = Path("bench-results"),
@@ -42,7 +45,8 @@ def bench(
     Examples:
 
     outrider bench --quick
-    outrider bench --drafters ngram,ngram:k=3 --batch-sizes 1,8,32 --temperatures 0,1
+    outrider bench --drafters auto,ngram:k=3 --batch-sizes 1,8,32 --precision 0.03
+    outrider bench --workload agents --drafters suffix,ngram
     outrider bench --model Qwen/Qwen2.5-0.5B-Instruct --prompts question.jsonl --limit 5
     outrider bench --quick --peers transformers,llama.cpp,openvino
     outrider bench --compare old/results.json bench-results/results.json
@@ -55,9 +59,10 @@ def bench(
         show(*compare, Console(highlight=False))
         return
     given = {
-        "model": model, "prompts": prompts, "limit": limit, "drafters": drafters,
-        "batch_sizes": batch_sizes, "temperatures": temperatures, "max_tokens": max_tokens,
-        "repeat": repeat, "seed": seed, "device": device, "dtype": dtype,
+        "model": model, "workload": workload, "prompts": prompts, "limit": limit,
+        "drafters": drafters, "batch_sizes": batch_sizes, "temperatures": temperatures,
+        "max_tokens": max_tokens, "repeat": repeat, "precision": precision,
+        "max_repeat": max_repeat, "seed": seed, "device": device, "dtype": dtype,
         "max_model_len": max_model_len,
     }  # fmt: skip
     # All that can be wrong without a model is checked before one is loaded.
@@ -69,25 +74,26 @@ def bench(
 
 def read_options(given: dict[str, Any], quick: bool) -> "BenchOptions":
     """What was given goes before --quick, and that before the defaults."""
-    from outrider.bench.options import QUICK, BenchOptions, parse_drafters, parse_numbers
+    from outrider.bench import options
 
     values = {name: value for name, value in given.items() if value is not None}
     for name, kind in (("batch_sizes", int), ("temperatures", float)):
         if name in values:
             flag = "--" + name.replace("_", "-")
-            values[name] = parse_numbers(flag, values[name], kind)
-    values["drafters"] = parse_drafters(values.get("drafters", ["ngram"]))
-    return BenchOptions(**{**(QUICK if quick else {}), **values})
+            values[name] = options.parse_numbers(flag, values[name], kind)
+    drafters = values.get("drafters") or options.default_drafters()
+    values["drafters"] = options.parse_drafters(drafters)
+    return options.BenchOptions(**{**(options.QUICK if quick else {}), **values})
 
 
 def _prepare(options: "BenchOptions", folder: Path, peers: str) -> tuple["Session", list["Prompt"]]:
     from outrider.bench.display import TerminalDisplay
     from outrider.bench.options import parse_peers
     from outrider.bench.session import Session
-    from outrider.bench.workloads import load_prompts
+    from outrider.bench.workloads import load_workload
 
     names = parse_peers(peers)
-    prompts, problems = load_prompts(options.prompts, options.limit)
+    prompts, problems = load_workload(options.workload, options.prompts, options.limit)
     display = TerminalDisplay()
     for problem in problems:
         display.note(f"left out {problem}")

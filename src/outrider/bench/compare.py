@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.bench.results import read_results
-from outrider.bench.statistics import median_interval
+from outrider.bench.statistics import interval
 
 Cell = dict[str, Any]
 SETTING = ("system", "category", "drafter", "batch_size", "temperature")
@@ -57,8 +57,8 @@ def verdict(a: Figure, b: Figure) -> str:
 
 
 def speed(cell: Cell) -> Figure:
-    interval = median_interval(tuple(cell.get("samples") or ())) or (None, None)
-    return Figure(cell.get("tokens_per_second"), *interval)
+    low, high = interval(tuple(cell.get("samples") or ())) or (None, None)
+    return Figure(cell.get("tokens_per_second"), low, high)
 
 
 def ratio(cell: Cell) -> Figure:

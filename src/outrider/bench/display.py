@@ -1,6 +1,6 @@
 """What a benchmark shows while it runs: on stderr, so that stdout holds the table alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -8,6 +8,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -33,11 +34,10 @@ class TerminalDisplay:
             yield
 
     @contextmanager
-    def bar(self, total: int) -> Iterator[Callable[[str, int], None]]:
-        """`advance(what, count)`: what runs now, and how many more conversations are over."""
+    def bar(self, estimated: bool) -> Iterator["TerminalBar"]:
         progress = Progress(
             BarColumn(),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(separator=" of about " if estimated else "/"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.description}", markup=False),
@@ -45,8 +45,24 @@ class TerminalDisplay:
             transient=True,
             disable=not self.console.is_terminal,
         )
-        if not self.console.is_terminal:
-            self.note(f"running {total} conversations …")
         with progress:
-            task = progress.add_task("", total=total)
-            yield lambda what, count: progress.update(task, description=what, advance=count)
+            yield TerminalBar(progress, progress.add_task("", total=None), self)
+
+
+class TerminalBar:
+    def __init__(self, progress: Progress, task: TaskID, display: TerminalDisplay) -> None:
+        self._progress = progress
+        self._task = task
+        self._display = display
+        self._done = 0
+
+    def expect(self, more: int) -> None:
+        """So many conversations are still to come."""
+        self._progress.update(self._task, total=self._done + more)
+        if not self._display.console.is_terminal:
+            self._display.note(f"running {more} conversations …")
+
+    def advance(self, what: str, count: int) -> None:
+        """What runs now, and how many more conversations are over."""
+        self._done += count
+        self._progress.update(self._task, description=what, advance=count)

@@ -14,6 +14,7 @@ from outrider.bench.view import OVERALL, Cell, View, acceptance
 PANEL = 5.6  # inches across; one panel fills half of the page
 Drawing = tuple[Figure, str]
 TIMES = "\N{MULTIPLICATION SIGN}"
+PHASE_COLOURS = {"draft": SERIES[4], "forward": SERIES[0], "verify": SERIES[2], "rest": PLAIN}
 
 
 class NoData(Exception):
@@ -234,7 +235,8 @@ def phases(view: View) -> Drawing:
     figure, (panel,) = _panels(1, max(2.8, 1.35 + 0.42 * len(bars)))
     totals = [1000 * sum(cell["phases"].values()) / cell["steps"] for _, cell in bars]
     left = [0.0] * len(bars)
-    colours = [SERIES[4], SERIES[0], SERIES[2], PLAIN, *SERIES]
+    others = iter((SERIES[1], SERIES[3], SERIES[5], SERIES[6]) * len(names))
+    colours = [PHASE_COLOURS.get(name) or next(others) for name in names]
     for place, phase in enumerate(names):
         widths = [1000 * cell["phases"].get(phase, 0.0) / cell["steps"] for _, cell in bars]
         panel.barh(
@@ -242,7 +244,7 @@ def phases(view: View) -> Drawing:
             widths,
             left=left,
             height=0.62,
-            color=colours[place % len(colours)].light,
+            color=colours[place].light,
             hatch=HATCHES[place % len(HATCHES)],
             edgecolor=CARD.light,
             label=phase,

@@ -7,12 +7,21 @@ import typer
 
 WHAT, HOW, MODEL, PEERS = "What is measured", "How", "Model", "Peers"
 
+Workload = Annotated[
+    str | None,
+    typer.Option(
+        help="standard: 50 prompts of 8 kinds. agents: repeated traffic, 20 tasks for tools, forms"
+        " and files, asked three times round with other names and numbers.",
+        show_default="standard",
+        rich_help_panel=WHAT,
+    ),
+]
 Prompts = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
         help="JSONL with id, category, turns; also Spec-Bench's own question file.",
-        show_default="50 prompts of our own",
+        show_default="the workload's",
         rich_help_panel=WHAT,
     ),
 ]
@@ -24,7 +33,7 @@ Drafters = Annotated[
     list[str] | None,
     typer.Option(
         help="Names, ngram:k=4, or JSON objects with vLLM's keys; none is always included.",
-        show_default="none,ngram",
+        show_default="none,auto",
         rich_help_panel=WHAT,
     ),
 ]
@@ -48,6 +57,23 @@ Repeat = Annotated[
         rich_help_panel=HOW,
     ),
 ]
+Precision = Annotated[
+    float | None,
+    typer.Option(
+        help="Repeat each comparison until its speed-up is known to within this share of itself:"
+        " half the width of the 95 % interval. Takes 6 runs at least. E.g. 0.03.",
+        show_default="as --repeat says",
+        rich_help_panel=HOW,
+    ),
+]
+MaxRepeat = Annotated[
+    int | None,
+    typer.Option(
+        help="Runs of each cell at most, with --precision.",
+        show_default="20",
+        rich_help_panel=HOW,
+    ),
+]
 Quick = Annotated[
     bool,
     typer.Option(
@@ -65,7 +91,11 @@ Out = Annotated[
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Go on where it was interrupted.", rich_help_panel=HOW),
+    typer.Option(
+        "--resume",
+        help="Go on where it was interrupted, or with more --repeat or --precision.",
+        rich_help_panel=HOW,
+    ),
 ]
 Compare = Annotated[
     tuple[Path, Path] | None,

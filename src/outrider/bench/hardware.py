@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from outrider.model.machine import cores, cpu_name
+
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 
@@ -24,23 +26,13 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "cpu": _cpu_name(),
-        "cores": cores,
+        "cpu": cpu_name(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "memory_bytes": _memory(),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _memory() -> int | None:

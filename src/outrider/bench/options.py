@@ -5,10 +5,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider.bench.cells import BASE
+from outrider.bench.statistics import ENOUGH
+from outrider.bench.workloads import REPEATED, STANDARD, WORKLOADS
 from outrider.core.errors import ConfigError, unknown_name
 
 DEFAULT_MODEL = "smollm2-135m"
-SHORT = {"k": "num_speculative_tokens"}  # in ngram:k=4
+LENGTH = "num_speculative_tokens"
+SHORT = {"k": LENGTH}  # in ngram:k=4
+AUTO = "auto"  # the drafter that chooses by itself, among others and how much
+MOST_REPEATS = 20
 
 
 @dataclass(frozen=True)
@@ -18,27 +23,44 @@ class DrafterSpec:
     label: str
     config: dict[str, Any]
 
+    @property
+    def fixed(self) -> bool:
+        """Drafts the same number of tokens always, instead of leaving it to the policy."""
+        return self.config.get(LENGTH) is not None
+
+    @property
+    def auto(self) -> bool:
+        return self.config.get("method") == AUTO and not self.fixed
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     model: str = DEFAULT_MODEL
-    prompts: str | None = None  # a JSONL file; None: the built-in prompts
+    workload: str = STANDARD
+    prompts: str | None = None  # a JSONL file; None: the workload's built-in prompts
     limit: int | None = None  # prompts per category
     drafters: tuple[DrafterSpec, ...] = ()
     batch_sizes: tuple[int, ...] = (1, 8)
     temperatures: tuple[float, ...] = (0.0,)
     max_tokens: int = 128
-    repeat: int = 3
+    repeat: int = 3  # with a precision: at least
+    precision: float | None = None  # half-width of every ratio's interval, as a share of the ratio
+    max_repeat: int | None = None  # with a precision: at most; None: MOST_REPEATS
     seed: int = 0
     device: str = "auto"
     dtype: str = "auto"
     max_model_len: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "repeat", "limit", "max_model_len"):
+        for name in ("max_tokens", "repeat", "max_repeat", "limit", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{_flag(name)} {value} must be at least 1")
+        self._check_repeats()
+        if self.workload not in WORKLOADS:
+            raise ConfigError(unknown_name("workload", self.workload, WORKLOADS))
+        if self.workload == REPEATED and self.prompts is not None:
+            raise ConfigError(f"--workload {REPEATED} has prompts of its own; leave out --prompts")
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed} must not be negative")
         for size in self.batch_sizes:
@@ -47,6 +69,36 @@ class BenchOptions:
         for temperature in self.temperatures:
             if not 0 <= temperature < float("inf"):
                 raise ConfigError(f"--temperatures holds {temperature}; give numbers from 0 up")
+
+    def _check_repeats(self) -> None:
+        if self.precision is None:
+            if self.max_repeat is not None:
+                raise ConfigError("--max-repeat needs --precision, e.g. --precision 0.03")
+            return
+        if not 0 < self.precision < 1:
+            raise ConfigError(
+                f"--precision {self.precision:g} must lie between 0 and 1; 0.03 stands for 3 %"
+            )
+        if self.most_repeats < self.least_repeats:
+            raise ConfigError(
+                f"--max-repeat {self.most_repeats} must be at least {self.least_repeats}"
+                + (" (--repeat)" if self.repeat > ENOUGH else ": fewer settle no precision")
+            )
+
+    @property
+    def least_repeats(self) -> int:
+        return self.repeat if self.precision is None else max(self.repeat, ENOUGH)
+
+    @property
+    def most_repeats(self) -> int:
+        if self.precision is None:
+            return self.repeat
+        return MOST_REPEATS if self.max_repeat is None else self.max_repeat
+
+    @property
+    def in_one_go(self) -> bool:
+        """Whether the categories are asked one after the other without forgetting in between."""
+        return self.workload == REPEATED
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON gives it back, so that it compares with what a file holds."""
@@ -75,6 +127,12 @@ def parse_numbers(flag: str, text: str, kind: type[int] | type[float]) -> tuple[
         what = "whole numbers" if kind is int else "numbers"
         raise ConfigError(f"{flag} {text!r} must be {what} with commas between them") from None
     return tuple(dict.fromkeys(numbers))
+
+
+def default_drafters() -> list[str]:
+    from outrider.drafters.registry import drafter_names  # imports torch, hence not at the top
+
+    return [AUTO if AUTO in drafter_names() else "ngram"]
 
 
 def parse_peers(text: str) -> list[str]:

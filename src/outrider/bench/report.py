@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from outrider.bench.page import page
 from outrider.bench.plots import Plot, draw_all
+from outrider.bench.summary import precision_line
 from outrider.bench.view import OVERALL, Cell, View
 
 UNKNOWN = "&ndash;"
@@ -19,7 +20,8 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     view = View(results)
     folder.mkdir(parents=True, exist_ok=True)
     plots = draw_all(view, folder)
-    body = "\n".join([_head(view), _plots(plots), _cells(view), _setting(view)])
+    parts = [_head(view), _plots(plots), _cells(view), _best_fixed(view), _setting(view)]
+    body = "\n".join(filter(None, parts))
     path = folder / "report.html"
     path.write_text(page(f"Outrider benchmark: {escape(view.model)}", body), encoding="utf-8")
     return path
@@ -121,6 +123,7 @@ COLUMNS = [
     Column("speed-up, &times;<br><small>95 %</small>", _interval("ratio", "{:.2f}")),
     Column("mean accep-<br>tance length", _number("mean_acceptance_length", "{:.2f}")),
     Column("drafted<br>tokens kept", _kept),
+    Column("draft<br>code, %", _number("drafting_share", "{:.1f}", 1e2)),
     Column("first<br>token, ms", _number("time_to_first_token", "{:.0f}", 1e3)),
     Column("between<br>tokens, ms", _number("inter_token_latency", "{:.1f}", 1e3)),
     Column("peak<br>memory, MB", _number("peak_memory_bytes", "{:,.0f}", 1e-6)),
@@ -132,13 +135,45 @@ def _cells(view: View) -> str:
     overall = [cell for cell in view.cells if cell["category"] == OVERALL]
     note = (
         '<p class="note">Speed-up is against the same system\'s plain decoding; &ndash; means not'
-        " measured, or that the system does not tell. Peak memory is of the whole process:"
-        " Outrider's holds one engine for each drafter at once, a peer's holds one.</p>"
+        " measured, or that the system does not tell. Draft code is the share of the steps' time"
+        " spent on drafting and policy, models not counted. Peak memory is of the whole process:"
+        " Outrider's holds one engine for each drafter at once, a peer's holds one."
+        f"{_precision(view)}</p>"
     )
     every = _table(view.cells, COLUMNS)
     short = _table(overall, [c for c in COLUMNS if c.head not in ("category", "tokens")])
     whole = f"<details><summary>Every cell ({len(view.cells)})</summary>{every}</details>"
     return f"<h2>Over all prompts</h2>\n{short}\n{note}\n{whole}"
+
+
+def _precision(view: View) -> str:
+    line = precision_line(view.results)
+    return f" {escape(line)}" if line else ""
+
+
+DUEL_COLUMNS = [
+    Column("category", lambda entry: escape(entry["category"]), left=True),
+    Column("batch<br>size", _number("batch_size", "{:.0f}")),
+    Column("tempe-<br>rature", _number("temperature", "{:g}")),
+    Column("drafter", lambda entry: escape(entry["drafter"]), left=True),
+    Column("speed-up,<br>&times;", _number("drafter_ratio", "{:.2f}")),
+    Column("best<br>fixed", lambda entry: escape(entry["best"]), left=True),
+    Column("speed-up,<br>&times;", _number("best_ratio", "{:.2f}")),
+    Column("ratio of both<br><small>95 %</small>", _interval("ratio", "{:.2f}")),
+]
+
+
+def _best_fixed(view: View) -> str:
+    """Only where both kinds of drafter were measured."""
+    entries = view.results.get("best_fixed") or []
+    if not entries:
+        return ""
+    note = (
+        '<p class="note">The drafter that chooses by itself, against the best of those with a fixed'
+        " length, found anew for every row. The ratio is of runs made next to each other.</p>"
+    )
+    table = _table(entries, DUEL_COLUMNS)
+    return f"<h2>Against the best fixed drafter</h2>\n{table}\n{note}"
 
 
 def _table(cells: list[Cell], columns: list[Column]) -> str:

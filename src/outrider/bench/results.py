@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider import __version__
-from outrider.bench.cells import Key, Run, cells_of
-from outrider.bench.options import BenchOptions
+from outrider.bench.best_fixed import against_best_fixed
+from outrider.bench.cells import Run, cells_of
+from outrider.bench.options import BenchOptions, DrafterSpec
 from outrider.bench.workloads import Prompt, categories
 from outrider.core.errors import ConfigError
 
@@ -19,6 +20,7 @@ SCHEMA = 1
 FILE = "results.json"
 PREVIOUS = "results.previous.json"  # what the file held before a new benchmark began
 SAME = ("arguments", "prompts_sha256", "outrider", "versions", "hardware")  # for a resumed one
+HOW_MUCH = ("repeat", "precision", "max_repeat")  # arguments that may change: what is there counts
 
 
 class Results:
@@ -52,6 +54,8 @@ class Results:
         data, wanted = read_results(path), _empty(options, prompts, machine)
         for name in SAME:
             old, new = data.get(name), wanted[name]
+            if name == "arguments" and isinstance(old, dict):
+                old = {**old, **{key: new[key] for key in HOW_MUCH}}
             if name == "versions" and isinstance(old, dict):
                 old = {package: old.get(package) for package in new}  # without those of peers
             if old != new:
@@ -59,14 +63,11 @@ class Results:
                     f"{path} is from a benchmark with other {name}"
                     f" ({_difference(old, new)}); --resume needs the same"
                 )
+        data["arguments"] = wanted["arguments"]
         try:
             return cls(data, folder)
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{path} cannot be resumed: its runs are damaged ({error})") from None
-
-    @property
-    def done(self) -> set[Key]:
-        return {run.key for run in self.runs}
 
     @property
     def peers_done(self) -> set[str]:
@@ -76,8 +77,9 @@ class Results:
     def ask_peers(self, names: list[str]) -> None:
         self.data["peers"] = list(dict.fromkeys([*self.data.get("peers", []), *names]))
 
-    def add(self, run: Run) -> None:
-        self.runs.append(run)
+    def add(self, runs: list[Run]) -> None:
+        """Those of one measurement."""
+        self.runs += runs
         self.save()
 
     def add_peer(self, cells: list[dict[str, Any]], skipped: list[dict[str, Any]]) -> None:
@@ -96,8 +98,12 @@ class Results:
         """All or nothing: a reader, or a crash in the middle, finds the old file or the new."""
         self.data["runs"] = [asdict(run) for run in self.runs]
         others = [cell for cell in self.data["cells"] if cell["system"] != "outrider"]
-        ours = cells_of(self.runs, self.data["categories"], self.data["arguments"]["max_tokens"])
+        names, options = self.data["categories"], self.data["arguments"]
+        ours = cells_of(self.runs, names, options["max_tokens"], options["precision"])
         self.data["cells"] = [*(cell.to_dict() for cell in ours), *others]
+        specs = [DrafterSpec(**spec) for spec in options["drafters"]]
+        compared = against_best_fixed(self.runs, names, specs)
+        self.data["best_fixed"] = [entry.to_dict() for entry in compared]
         partial = self.path.with_name(f"{FILE}.partial-{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,6 +160,7 @@ def _empty(options: BenchOptions, prompts: list[Prompt], machine: dict[str, Any]
         "peers": [],  # that were asked for
         "pass_cost": [],
         "cells": [],
+        "best_fixed": [],
         "skipped": [],
         "runs": [],
     }

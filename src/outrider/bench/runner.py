@@ -1,7 +1,7 @@
 """Runs the benchmark: one engine per drafter, the same prompts for all, in turns."""
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from outrider.bench.cells import BASE, PHASES, Key, Run, Setting
+from outrider.bench.cells import BASE, PHASES, Key, Run
 from outrider.bench.conversation import Answer, Conversation, Floor, conversations, prompt_ids
 from outrider.bench.hardware import PeakMemory
 from outrider.bench.options import BenchOptions
-from outrider.bench.workloads import Prompt, categories
+from outrider.bench.plan import Measurement
+from outrider.bench.workloads import Prompt
 from outrider.core.errors import ConfigError, InvalidRequest
 from outrider.core.outputs import Speculation
 from outrider.core.params import SamplingParams
-from outrider.core.request import Request
 from outrider.engine.llm import LLM
 from outrider.model.segment import Segment
 
@@ -25,6 +25,7 @@ WARM_UP_TOKENS = 4
 PASS_ROWS = (1, 2, 4, 8, 16, 32)
 PASS_CONTEXT = 256
 PASS_REPEATS = 7
+INSIDE = {"draft_model": "draft"}  # phases that the engine counts in another one as well
 
 
 @dataclass
@@ -56,43 +57,43 @@ class Engines:
         """First calls build kernels and fill caches; they belong to no measurement."""
         for label in self.llms:
             for size in options.batch_sizes:
-                setting = Setting(prompts[0].category, size, max(options.temperatures))
-                key = Key(label, setting, repeat=0)
-                self.measure(key, prompts[:1], WARM_UP_TOKENS, options.seed)
+                first = prompts[0].category
+                warm_up = Measurement(label, (first,), size, max(options.temperatures), repeat=0)
+                self.measure(warm_up, prompts[:1], WARM_UP_TOKENS, options.seed)
 
     def measure(
+        self,
+        measurement: Measurement,
+        prompts: list[Prompt],
+        max_tokens: int,
+        seed: int,
+        finished_one: Callable[[], None] = lambda: None,
+    ) -> list[Run]:
+        """From a cold start, a run for each of its categories: the prompts of one are all
+        answered before the next begins."""
+        self.llms[measurement.drafter].engine.forget()
+        return [self._run(key, prompts, max_tokens, seed, finished_one) for key in measurement.keys]
+
+    def _run(
         self,
         key: Key,
         prompts: list[Prompt],
         max_tokens: int,
         seed: int,
-        finished_one: Callable[[], None] = lambda: None,
+        finished_one: Callable[[], None],
     ) -> Run:
-        """One run over the prompts of its category."""
-        llm, setting = self.llms[key.drafter], key.setting
-        forget(llm)
-        talks = conversations(prompts, setting.batch_size)
-        floor = Floor(llm, setting.batch_size, setting.temperature, max_tokens, seed)
+        llm, (category, batch_size, temperature) = self.llms[key.drafter], key.setting
+        talks = conversations([p for p in prompts if p.category == category], batch_size)
+        floor = Floor(llm, batch_size, temperature, max_tokens, seed)
         memory = PeakMemory(llm.engine.loaded.device)
         before = dict(llm.engine.seconds)
         start = perf_counter()
         floor.run(talks, finished_one)
         seconds = perf_counter() - start
         run = _summed(key, talks, seconds)
-        run.phases = _phases(before, llm.engine.seconds)
+        run.phases = phases(before, llm.engine.seconds)
         run.peak_memory_bytes, run.peak_cuda_bytes = memory.host, memory.cuda
         return run
-
-
-def plan(options: BenchOptions, prompts: list[Prompt]) -> Iterator[Key]:
-    """Drafters innermost and repeats outermost: a machine that slows down for a while hurts all
-    drafters of a setting, and never all repeats of one."""
-    for repeat in range(options.repeat):
-        for temperature in options.temperatures:
-            for batch_size in options.batch_sizes:
-                for category in categories(prompts):
-                    for spec in options.drafters:
-                        yield Key(spec.label, Setting(category, batch_size, temperature), repeat)
 
 
 def fitting(llm: LLM, prompts: list[Prompt]) -> tuple[list[Prompt], list[str]]:
@@ -111,22 +112,12 @@ def fitting(llm: LLM, prompts: list[Prompt]) -> tuple[list[Prompt], list[str]]:
     return kept, problems
 
 
-def forget(llm: LLM) -> None:
-    """Empty the prefix cache: a run must not profit from the one before. Asking for all slots
-    makes the cache give up every text."""
-    kv = llm.engine.kv
-    blank = Request("", [0], SamplingParams(), seed=0)
-    kv.open(blank)
-    kv.reserve(blank, kv.total)
-    kv.close(blank)
-
-
 def pass_cost(llm: LLM) -> list[dict[str, float]]:
     """Milliseconds of one pass over n rows of one sequence, with a context before them."""
     engine = llm.engine
     room = min(engine.max_model_len, engine.kv.total)
     context = min(PASS_CONTEXT, room - 1)
-    forget(llm)  # the passes below write slots that no request owns
+    engine.forget()  # the passes below write slots that no request owns
     before = array("q", range(1, context + 1))
     engine.runner.forward([Segment.chain([5] * context, before, array("q"), context)])
     costs = []
@@ -178,7 +169,11 @@ def _wait(answer: Answer) -> float:
     return answer.first - answer.asked
 
 
-def _phases(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+def phases(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """Seconds of each phase that the engine names, and what is left of the step."""
     spent = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
-    phases = {name: spent.get(name, 0.0) for name in PHASES if name != "rest"}
-    return {**phases, "rest": spent.get("step", 0.0) - sum(phases.values())}
+    step = spent.pop("step", 0.0)
+    found = {name: spent.pop(name, 0.0) for name in PHASES[:-1]} | spent
+    for part, whole in INSIDE.items():
+        found[whole] -= found.get(part, 0.0)
+    return {**found, PHASES[-1]: step - sum(found.values())}

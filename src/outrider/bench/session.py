@@ -1,22 +1,32 @@
 """A benchmark from start to end: load, measure, ask the peers, write everything down."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from outrider.bench.cells import Run
 from outrider.bench.hardware import hardware, versions
 from outrider.bench.options import BenchOptions
 from outrider.bench.peers.run import PeerOptions, run_peers
+from outrider.bench.plan import Measurement, Plan
 from outrider.bench.results import Results, find_results, make_room
-from outrider.bench.runner import Engines, fitting, pass_cost, plan
+from outrider.bench.runner import Engines, fitting, pass_cost
 from outrider.bench.workloads import Prompt
 from outrider.core.errors import OutriderError
 from outrider.model import zoo
+
+
+class Bar(Protocol):
+    """How far the measuring has come, in conversations."""
+
+    def expect(self, more: int) -> None: ...
+    def advance(self, what: str, count: int) -> None: ...
 
 
 class Display(Protocol):
@@ -24,7 +34,7 @@ class Display(Protocol):
 
     def note(self, text: str) -> None: ...
     def stage(self, text: str) -> AbstractContextManager[None]: ...
-    def bar(self, total: int) -> AbstractContextManager[Callable[[str, int], None]]: ...
+    def bar(self, estimated: bool) -> AbstractContextManager[Bar]: ...
 
 
 @dataclass
@@ -73,31 +83,45 @@ class Session:
         return results
 
     def _measure(self, engines: Engines, prompts: list[Prompt], results: Results) -> None:
-        done = results.done
-        keys = [key for key in plan(self.options, prompts) if key not in done]
-        if not keys:
+        plan = Plan(self.options, prompts)
+        rounds = self._rounds(plan, results)
+        first = next(rounds, None)
+        if first is None:
             return
         with self.display.stage("warming up"):
             engines.warm_up(self.options, prompts)
             if not results.data["pass_cost"]:
                 results.data["pass_cost"] = pass_cost(engines.base)
-        by_category: dict[str, list[Prompt]] = {}
-        for prompt in prompts:
-            by_category.setdefault(prompt.category, []).append(prompt)
-        sizes = [max(len(by_category[k.setting.category]), k.setting.batch_size) for k in keys]
-        with self.display.bar(sum(sizes)) as advance:
-            for key in keys:
-                category, batch_size, temperature = key.setting
-                name = f"{key.drafter}, {category}, batch {batch_size}, T={temperature:g}"
-                advance(name, 0)
-                run = engines.measure(
-                    key,
-                    by_category[category],
-                    self.options.max_tokens,
-                    self.options.seed,
-                    lambda name=name: advance(name, 1),  # type: ignore[misc]
-                )
-                results.add(run)
+        with self.display.bar(estimated=self.options.precision is not None) as bar:
+            for due in chain([first], rounds):
+                bar.expect(plan.conversations_left(results.runs, due[0].repeat))
+                for measurement in due:
+                    results.add(self._measured(engines, measurement, prompts, bar))
+
+    def _rounds(self, plan: Plan, results: Results) -> Iterator[list[Measurement]]:
+        """What is still to be measured, repeat by repeat; each looks at what the last one left."""
+        for repeat in range(self.options.most_repeats):
+            due = plan.due(results.runs, repeat)
+            if due and repeat >= self.options.least_repeats:
+                count = len(plan.imprecise(results.runs))
+                self.display.note(f"repeat {repeat + 1}: {count} ratios are not precise enough yet")
+            if due:
+                yield due
+
+    def _measured(
+        self, engines: Engines, measurement: Measurement, prompts: list[Prompt], bar: Bar
+    ) -> list[Run]:
+        drafter, names, batch_size, temperature, _ = measurement
+        what = f"{drafter}, {' to '.join((names[0], *names[1:][-1:]))}"
+        what += f", batch {batch_size}, T={temperature:g}"
+        bar.advance(what, 0)
+        return engines.measure(
+            measurement,
+            prompts,
+            self.options.max_tokens,
+            self.options.seed,
+            lambda: bar.advance(what, 1),
+        )
 
     def _run_peers(self, prompts: list[Prompt], results: Results) -> None:
         _give_back_memory()

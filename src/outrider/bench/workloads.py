@@ -4,12 +4,15 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from outrider.core.errors import ConfigError
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
+TASKS = Path(__file__).with_name("agents.jsonl")
 OVERALL = "overall"  # all categories together; no prompt may claim it
+STANDARD, REPEATED = WORKLOADS = ("standard", "agents")
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,13 @@ class Prompt:
     id: str
     category: str
     turns: tuple[str, ...]
+
+
+def load_workload(
+    name: str, path: str | Path | None = None, limit: int | None = None
+) -> tuple[list[Prompt], list[str]]:
+    """As `load_prompts` gives them."""
+    return (load_rounds(limit), []) if name == REPEATED else load_prompts(path, limit)
 
 
 def load_prompts(
@@ -45,6 +55,24 @@ def load_prompts(
         why = f"none of its lines is a prompt, first {problems[0]}" if problems else "it is empty"
         raise ConfigError(f"no prompts in {file}: {why}")
     return _limited(list(prompts.values()), limit), problems
+
+
+def load_rounds(limit: int | None = None) -> list[Prompt]:
+    """Repeated traffic: the same tasks in every round, with other names and numbers. A round is
+    a category."""
+    lines = TASKS.read_text(encoding="utf-8").splitlines()
+    tasks = [json.loads(line) for line in lines]
+    rounds = range(len(tasks[0]["rounds"]))
+    prompts = [
+        Prompt(
+            f"{task['id']}/{number + 1}",
+            f"round-{number + 1}",
+            (Template(task["text"]).substitute(task["rounds"][number]),),
+        )
+        for number in rounds
+        for task in tasks
+    ]
+    return _limited(prompts, limit)
 
 
 def categories(prompts: list[Prompt]) -> list[str]:

@@ -1,13 +1,11 @@
 """`make demo`: plain and speculative decoding of the same prompts, measured side by side."""
 
 import gc
-import os
 import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,6 +16,7 @@ from outrider.cli import options
 from outrider.cli.render import Screen
 from outrider.cli.stream import Answer, follow
 from outrider.core.errors import OutriderError
+from outrider.model.machine import cores, cpu_name
 
 if TYPE_CHECKING:
     from outrider import LLM
@@ -170,21 +169,11 @@ def table(measured: list[Measured]) -> Table:
 def hardware() -> str:
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else _cpu_name()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
     return (
-        f"{device}, {cores} cores · torch {torch.__version__} ({torch.get_num_threads()} threads)"
+        f"{device}, {cores()} cores · torch {torch.__version__} ({torch.get_num_threads()} threads)"
         f" · transformers {version('transformers')} · Python {platform.python_version()}"
     )
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def peak_memory() -> str:

@@ -181,23 +181,25 @@ class Drafting:
     def _decide(
         self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int
     ) -> dict[Request, TokenTree]:
-        """The lookups are asked always; others where they promise more than that."""
-        for drafter in self._competing(batch):
-            if self._always(drafter):
-                self._call(drafter, batch, budget)
+        """The lookups first; others where they promise more than that."""
+        competing = self._competing(batch)
+        asked: list[tuple[Drafter, Request]] = []
+        for drafter in filter(_is_lookup, competing):
+            due = [r for r in batch if drafter in self._plans[r].drafters]
+            due = [r for r in due if self.policy.worth_a_look(r, drafter.name, base)]
+            if due:
+                self._call(drafter, due, budget)
+                asked += [(drafter, request) for request in due]
         cut = self._cut(batch, base, room)
-        for drafter in self._competing(batch):
-            if not self._always(drafter) and self._ask(drafter, batch, budget, base, cut):
+        for drafter, request in asked:
+            self.policy.credit(request, drafter.name, cut.expected[request])
+        for drafter in competing:
+            if not _is_lookup(drafter) and self._ask(drafter, batch, budget, base, cut):
                 cut = self._cut(batch, base, room)
         return cut.trees
 
     def _competing(self, batch: list[Request]) -> list[Drafter]:
         return list(dict.fromkeys(d for r in batch for d in self._plans[r].drafters))
-
-    def _always(self, drafter: Drafter) -> bool:
-        if self.policy.timings[drafter.name].per_request is None:  # not measured yet
-            return drafter.light and drafter.divisible
-        return drafter.divisible and self.policy.quick(drafter.name)
 
     def _ask(
         self,
@@ -290,6 +292,11 @@ class Drafting:
             requests, own, said = map(list, zip(*entries, strict=True))
             drafter.review(requests, own, said)
         self._proposals.clear()
+
+
+def _is_lookup(drafter: Drafter) -> bool:
+    """Takes microseconds, and its proposals may be cut at will: no need to think beforehand."""
+    return drafter.light and drafter.divisible
 
 
 class Cut(NamedTuple):

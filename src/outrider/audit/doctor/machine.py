@@ -1,6 +1,5 @@
 """The machine: cores, instruction sets, memory, GPUs, versions; and which fast paths they allow."""
 
-import os
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +10,7 @@ import torch
 
 from outrider.model.cache import cache_root, is_intact
 from outrider.model.loading import choose_dtype
+from outrider.model.machine import cores, cpu_info, cpu_name
 from outrider.model.zoo import ZOO, zoo_names
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "triton", "numpy")
@@ -42,10 +42,10 @@ class FastPath:
 
 
 def machine() -> dict[str, Any]:
-    info = _cpu_info()
+    info = cpu_info()
     return {
         "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
-        "cpu": info.get("model name") or platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "instruction_sets": _instructions(info.get("flags") or info.get("Features") or ""),
@@ -54,25 +54,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": _versions(),
     }
-
-
-def cores() -> int:
-    """Those that this process may use: a container often has fewer than the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _cpu_info() -> dict[str, str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return {}
-    found: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        found.setdefault(name.strip(), value.strip())
-    return found
 
 
 def _instructions(flags: str) -> list[str]:

@@ -1,6 +1,5 @@
 """`run_peers`: the cells of other systems, and why those that are missing are missing."""
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from outrider.bench.peers.talk import Talk
 from outrider.bench.workloads import Prompt, categories
 from outrider.core.errors import ConfigError, ModelError, unknown_name
 from outrider.model import zoo
+from outrider.model.machine import cores
 from outrider.model.source import locate
 
 
@@ -127,7 +127,7 @@ def _job(mode: str, peer: Peer, talk: Talk, options: PeerOptions) -> Job:
         gguf=None if gguf is None else str(gguf),
         max_tokens=options.max_tokens,
         num_speculative_tokens=options.num_speculative_tokens,
-        threads=options.threads or _cores(),
+        threads=options.threads or cores(),
         context=talk.context(options.max_tokens),
         dtype=str(choose_dtype(options.dtype, device)).removeprefix("torch."),
         device=str(device),
@@ -140,12 +140,6 @@ def _gguf(model: str, path: Path) -> Path:
     if path.suffix == ".gguf":
         return path
     raise ModelError(f"reads GGUF files only, and {model} is none")
-
-
-def _cores() -> int:
-    """A container or a scheduler may have given us fewer than the machine has."""
-    available = getattr(os, "sched_getaffinity", None)
-    return len(available(0)) if available else os.cpu_count() or 1
 
 
 def _repeat(worker: Worker, mode: str, repeat: int, talk: Talk) -> Iterator[Run]:

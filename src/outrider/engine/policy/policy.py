@@ -10,9 +10,11 @@ from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
 from outrider.engine.policy.choice import Choice, choose_nodes
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.policy.gate import Offer, Outlook, Pass, Pause, best_offer
+from outrider.engine.policy.interest import Interest
 from outrider.engine.policy.timing import Timing
 
-QUICK = 0.01  # a drafter that takes less of a pass than this, per request, is always asked
+HOPED_GAIN = 0.5  # tokens per step that a lookup is thought to bring before it was ever asked
+GAIN_KEEP = 0.98  # of the mean over all requests, which newcomers inherit
 AMORTISED = 32  # steps over which a drafter's reading of a text must pay
 
 
@@ -28,6 +30,8 @@ class Policy:
         """Forget what requests have taught; what the machine has shown stays."""
         self.tracks: defaultdict[str, Track] = defaultdict(Track)
         self._records: dict[Request, defaultdict[str, Record]] = {}
+        self._interests: dict[Request, dict[str, Interest]] = {}
+        self._gains: defaultdict[str, float] = defaultdict(lambda: HOPED_GAIN)
         self._pauses: defaultdict[str, Pause] = defaultdict(Pause)
 
     @cached_property
@@ -58,13 +62,27 @@ class Policy:
 
     def release(self, request: Request) -> None:
         self._records.pop(request, None)
+        self._interests.pop(request, None)
 
     # ---- decisions ----
 
-    def quick(self, drafter: str) -> bool:
-        """Whether a drafter is so cheap that its proposals are always worth a look."""
-        spent = self.timings[drafter].per_request
-        return spent is not None and spent < QUICK * float(self.cost.seconds(1))
+    def worth_a_look(self, request: Request, drafter: str, base: Pass) -> bool:
+        """Whether to ask a lookup: always, while what it gains is worth its time, else now and then
+        to see whether that has changed."""
+        spent = self.timings[drafter].per_request or 0.0
+        seconds_per_token = float(self.cost.seconds(base.rows, base.sequences)) / base.tokens
+        return self._interest(request, drafter).due(spent / seconds_per_token)
+
+    def credit(self, request: Request, drafter: str, expected: float) -> None:
+        """The drafter was asked, and this many tokens are expected of what it proposed."""
+        self._interest(request, drafter).learn(expected)
+        self._gains[drafter] += (1 - GAIN_KEEP) * (expected - self._gains[drafter])
+
+    def _interest(self, request: Request, drafter: str) -> Interest:
+        mine = self._interests.setdefault(request, {})
+        if drafter not in mine:
+            mine[drafter] = Interest(self._gains[drafter])
+        return mine[drafter]
 
     def choose(self, chances: list[list[float]], base: Pass, room: int) -> Choice:
         return choose_nodes(

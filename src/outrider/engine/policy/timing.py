@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 KEEP = 0.9  # of an estimate, where a new measurement comes in
 
 
+OUTLIER = 3.0  # a call may be interrupted: what is that much longer counts as this much
+
+
 def _blend(old: float | None, new: float) -> float:
-    return new if old is None else KEEP * old + (1 - KEEP) * new
+    return new if old is None else KEEP * old + (1 - KEEP) * min(new, OUTLIER * old)
 
 
 @dataclass
