@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outrider import LLM, SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_DRAFTER = "ngram"
+DEFAULT_DRAFTER = "auto"
 
 Model = Annotated[
     str,
@@ -28,7 +28,7 @@ Model = Annotated[
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Who rides ahead: ngram, none, …",
+        help="Who rides ahead: auto, suffix, ngram, none, …",
         show_default=DEFAULT_DRAFTER,
         rich_help_panel="Speculation",
     ),
@@ -37,7 +37,7 @@ DraftLength = Annotated[
     int | None,
     typer.Option(
         "--num-speculative-tokens",
-        help="Tokens proposed per step.",
+        help="Tokens proposed per step; without it, as many as pay.",
         rich_help_panel="Speculation",
     ),
 ]

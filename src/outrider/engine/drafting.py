@@ -1,5 +1,6 @@
 """Who drafts for which request, and how much of it is checked."""
 
+from math import log1p
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -52,6 +53,7 @@ class Drafting:
         self._plans: dict[Request, Plan] = {}
         self._proposals: dict[Request, list[Proposal]] = {}  # of the step under way
         self.decisions = Decisions()
+        self.model_seconds = 0.0  # spent by drafters that run a model
 
     @property
     def bytes_per_slot(self) -> int:
@@ -219,11 +221,11 @@ class Drafting:
         longest = max(outlook.room for outlook in outlooks)
         lengths = list(range(1, longest + 1)) if drafter.divisible else [longest]
         ahead = base._replace(
-            tokens=base.tokens + sum(cut.expected.values()),
             rows=base.rows + sum(len(tree) for tree in cut.trees.values()),
+            log_gain=base.log_gain + cut.log_gain,
         )
         backlogs = [drafter.backlog(request) for request in mine]
-        offer = self.policy.ask(drafter.name, outlooks, lengths, ahead, cut.rate, backlogs)
+        offer = self.policy.ask(drafter.name, outlooks, lengths, ahead, cut.speed, backlogs)
         if offer is None:
             return False
         chosen = [mine[i] for i in offer.chosen]
@@ -241,6 +243,8 @@ class Drafting:
         trees = drafter.propose(mine, budgets)
         seconds = perf_counter() - start
         self.policy.timings[drafter.name].learn(seconds, len(mine), max(budgets))
+        if not drafter.light:
+            self.model_seconds += seconds
         for request, tree, most in zip(mine, trees, budgets, strict=True):
             self._check(drafter, tree, most)
             if len(tree):
@@ -267,14 +271,17 @@ class Drafting:
                 merged[request] = merge([p.tree for p in proposals], [p.chances for p in proposals])
         taken = sum(len(p.tree) for p in whole.values())
         expected = {r: sum(p.chances) for r, p in whole.items()}
-        base = base._replace(rows=base.rows + taken, tokens=base.tokens + sum(expected.values()))
+        base = base._replace(
+            rows=base.rows + taken,
+            log_gain=base.log_gain + sum(map(log1p, expected.values())),
+        )
         choice = self.policy.choose([m[1] for m in merged.values()], base, max(0, room - taken))
         trees = dict.fromkeys(batch, TokenTree.empty())
         trees |= {r: p.tree for r, p in whole.items()}
         for (request, (tree, chances)), kept in zip(merged.items(), choice.kept, strict=True):
             trees[request] = tree.select(kept)
             expected[request] = sum(chances[node] for node in kept)
-        return Cut(trees, {r: expected.get(r, 0.0) for r in batch}, choice.rate)
+        return Cut(trees, {r: expected.get(r, 0.0) for r in batch}, choice.log_gain, choice.speed)
 
     def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
         """What the target wrote, held against all that was proposed, checked or not."""
@@ -304,4 +311,5 @@ class Cut(NamedTuple):
 
     trees: dict[Request, TokenTree]
     expected: dict[Request, float]  # tokens beyond the target's own
-    rate: float  # tokens per second of the pass
+    log_gain: float  # sum of log(1 + expected)
+    speed: float  # of the mean request, in tokens per second

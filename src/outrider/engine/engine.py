@@ -207,6 +207,7 @@ class Engine:
                 self.config.max_num_batched_tokens - sum(item.rows for item in work),
             )
             trees |= {id(item): tree for item, tree in zip(drafting, proposed, strict=True)}
+            self.seconds["draft_model"] = self.drafting.model_seconds
         return [trees[id(item)] for item in work]
 
     @phase("forward")
@@ -275,6 +276,10 @@ class Engine:
             # A prompt is complete, be its last part a single row: others may start from it.
             if i in verdicts and (item.rows > 1 or start + 1 == len(request.prompt_ids)):
                 self.kv.share(request)
+        self._observe(spans)
+
+    @phase("policy")
+    def _observe(self, spans: list[Span]) -> None:
         self.drafting.observe(spans)
 
     def _append(
@@ -347,7 +352,7 @@ class Engine:
 def _plain_pass(work: list[Work]) -> Pass:
     """The pass without drafts, as the policy sees it."""
     return Pass(
-        tokens=sum(item.completes for item in work),
+        writers=sum(item.completes for item in work),
         rows=sum(item.rows for item in work),
         sequences=len(work),
         keys=sum(len(item.sequence.request.slots) for item in work),

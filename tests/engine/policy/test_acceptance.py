@@ -105,7 +105,7 @@ def test_the_offer_weighs_gain_against_both_times() -> None:
     dear = best_offer([sure], [1, 2, 3, 4], base, COST, lambda chosen, length: 9.0 * length)
     assert free is not None and free.length == 4
     assert dear is not None and dear.length == 1
-    assert dear.rate < 1 / 10.0 < free.rate  # plain decoding lies between
+    assert dear.speed < 1 / 10.0 < free.speed  # plain decoding lies between
 
 
 def test_the_offer_leaves_out_requests_that_gain_nothing() -> None:

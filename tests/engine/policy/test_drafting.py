@@ -74,7 +74,7 @@ def test_requests_are_told_apart() -> None:
     checked = replay.drafting.decisions
     drafted = sum(nodes * times for nodes, times in checked.nodes[2].items())
     accepted = checked.accepted[2]
-    assert outcome.speed_up > 1.2
+    assert outcome.speed_up > 1.1
     assert accepted > 0.8 * drafted  # the hopeless one is given next to nothing
 
 

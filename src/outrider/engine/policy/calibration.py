@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-import platform
 from array import array
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ import transformers
 
 from outrider.engine.policy.cost import Measured
 from outrider.model.cache import cache_root
+from outrider.model.machine import cores, cpu_name
 from outrider.model.runner import Runner
 from outrider.model.segment import Segment
 
@@ -103,10 +103,10 @@ def _file(runner: Runner) -> Path:
         if isinstance(value, (int, float, str)) and not key.startswith("_")
     }
     device = runner.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     key = [
         FORMAT, shape, name, str(device.type), str(runner.loaded.dtype), torch.get_num_threads(),
-        os.cpu_count(), torch.__version__, transformers.__version__, runner.fixed_rows,
+        cores(), torch.__version__, transformers.__version__, runner.fixed_rows,
     ]  # fmt: skip
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     return cache_root() / "calibration" / f"{digest}.json"

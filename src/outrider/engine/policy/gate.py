@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log1p
 from typing import NamedTuple
 
+from outrider.engine.policy.choice import mean_speed
 from outrider.engine.policy.cost import PassCost
 
 SHORTEST_PAUSE = 32  # steps until a drafter that does not pay is tried again
@@ -20,18 +22,19 @@ class Outlook(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """The pass to come without this drafter."""
+    """The pass to come, as far as it is decided."""
 
-    tokens: float  # expected of all requests
+    writers: int  # requests that it writes at least one token for
     rows: int
     sequences: int
     keys: int
+    log_gain: float = 0.0  # sum over the writers of log(1 + drafted tokens expected)
 
 
 class Offer(NamedTuple):
     """What to ask for: `length` nodes for each of the requests `chosen`."""
 
-    rate: float
+    speed: float
     length: int
     chosen: list[int]
 
@@ -63,26 +66,26 @@ def best_offer(
     cost: PassCost,
     draft_seconds: Callable[[list[int], int], float],
 ) -> Offer | None:
-    """The length and the requests that promise most tokens per second; None without any.
+    """The length and the requests that promise the highest speed; None without any.
 
     draft_seconds(requests, length): of drafting for them, with what must be read for it first.
     """
     best: Offer | None = None
     for length in lengths:
         gains = [
-            sum(outlook.levels[: min(length, outlook.room)]) - outlook.without
+            log1p(sum(outlook.levels[: min(length, outlook.room)])) - log1p(outlook.without)
             for outlook in outlooks
         ]
         order = sorted((i for i, gain in enumerate(gains) if gain > 0), key=lambda i: -gains[i])
-        tokens = base.tokens
-        rows = base.rows
+        log_gain, rows = base.log_gain, base.rows
         for count, i in enumerate(order, 1):
-            tokens += gains[i]
+            log_gain += gains[i]
             rows += min(length, outlooks[i].room)
             if count & (count - 1) and count != len(order):
                 continue  # powers of two and the whole are enough to look at
             seconds = float(cost.seconds(rows, base.sequences, base.keys))
             seconds += draft_seconds(order[:count], length)
-            if best is None or tokens / seconds > best.rate:
-                best = Offer(tokens / seconds, length, order[:count])
+            speed = mean_speed(log_gain, base.writers, seconds)
+            if best is None or speed > best.speed:
+                best = Offer(speed, length, order[:count])
     return best

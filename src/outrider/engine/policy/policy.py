@@ -7,7 +7,7 @@ from functools import cached_property
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
-from outrider.engine.policy.choice import Choice, choose_nodes
+from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.policy.gate import Offer, Outlook, Pass, Pause, best_offer
 from outrider.engine.policy.interest import Interest
@@ -70,7 +70,7 @@ class Policy:
         """Whether to ask a lookup: always, while what it gains is worth its time, else now and then
         to see whether that has changed."""
         spent = self.timings[drafter].per_request or 0.0
-        seconds_per_token = float(self.cost.seconds(base.rows, base.sequences)) / base.tokens
+        seconds_per_token = float(self.cost.seconds(base.rows, base.sequences)) / base.writers
         return self._interest(request, drafter).due(spent / seconds_per_token)
 
     def credit(self, request: Request, drafter: str, expected: float) -> None:
@@ -87,10 +87,11 @@ class Policy:
     def choose(self, chances: list[list[float]], base: Pass, room: int) -> Choice:
         return choose_nodes(
             chances,
-            base.tokens,
+            base.writers,
             base.rows,
             room,
             lambda rows: self.cost.seconds(rows, base.sequences, base.keys),
+            base.log_gain,
         )
 
     def ask(
@@ -99,10 +100,10 @@ class Policy:
         outlooks: list[Outlook],
         lengths: list[int],
         base: Pass,
-        rate: float,
+        speed: float,
         backlogs: list[int],
     ) -> Offer | None:
-        """Whether to have a drafter that costs time draft for some of the requests. `rate` is what
+        """Whether to have a drafter that costs time draft for some of the requests. `speed` is what
         the pass promises without it."""
         timing = self.timings[drafter]
         read = timing.seconds(1, 1) / 8  # a row of a longer pass costs a fraction of a lone one
@@ -112,9 +113,9 @@ class Policy:
             return timing.seconds(len(chosen), length) + catch_up
 
         offer = best_offer(outlooks, lengths, base, self.cost, draft_seconds)
-        if offer is not None and offer.rate > rate:
+        if offer is not None and offer.speed > (1 + MARGIN) * speed:
             self._pauses[drafter].end()
             return offer
         if offer is not None and self._pauses[drafter].tick():
-            return Offer(offer.rate, min(offer.length, lengths[-1]), offer.chosen[:1])
+            return Offer(offer.speed, min(offer.length, lengths[-1]), offer.chosen[:1])
         return None
