@@ -1,11 +1,20 @@
 """Tiny random checkpoints of many families, and a tiny tokenizer, for tests without a network."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.utils import logging
@@ -198,3 +207,74 @@ def make_tokenizer(folder: Path) -> FastTokenizer:
 def edit_json(path: Path, **changes: Any) -> None:
     """Changes keys of a saved configuration; a test's way to damage one."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+# ---- tokenizers of other kinds, and a model with other token ids ----
+
+
+def make_spaced_tokenizer(folder: Path) -> FastTokenizer:
+    """Saves one like Llama's: `▁` for a space, `<0xNN>` for what has no token, `<s>` before it."""
+    learned = Tokenizer(models.BPE())
+    spaced = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    learned.normalizer = normalizers.Sequence(spaced)
+    learned.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    trainer = trainers.BpeTrainer(vocab_size=110, special_tokens=["<unk>"], show_progress=False)
+    learned.train_from_iterator([TEXT.replace("\n", "")], trainer)
+    model = json.loads(learned.to_str())["model"]
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += [piece for piece in model["vocab"] if piece != "<unk>"]
+    tokenizer = Tokenizer(
+        models.BPE(
+            {piece: i for i, piece in enumerate(pieces)},
+            [tuple(pair) for pair in model["merges"]],
+            byte_fallback=True,
+            unk_token="<unk>",
+            fuse_unk=True,
+        )
+    )
+    tokenizer.normalizer = learned.normalizer
+    undone = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*undone, decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return _save(tokenizer, folder, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def make_byte_tokenizer(folder: Path) -> FastTokenizer:
+    """Saves one in which every byte is a token, in no particular order."""
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    random.Random(0).shuffle(signs)
+    pieces = ["<|stop|>", *signs]
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _save(tokenizer, folder, eos_token="<|stop|>")
+
+
+def _save(tokenizer: Tokenizer, folder: Path, **marks: str) -> FastTokenizer:
+    fast = FastTokenizer(tokenizer_object=tokenizer, **marks)
+    folder.mkdir(parents=True, exist_ok=True)
+    fast.save_pretrained(folder)
+    return fast
+
+
+def make_permuted(source: Path, folder: Path, *, seed: int = 0) -> Path:
+    """The same model and tokenizer under other token ids."""
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    old = model.get_input_embeddings().weight.shape[0]
+    new_id = list(range(old))
+    random.Random(seed).shuffle(new_id)
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        layer.weight.data[new_id] = layer.weight.data.clone()
+    model.save_pretrained(folder)
+    text = json.loads((source / "tokenizer.json").read_text())
+    text["model"]["vocab"] = {piece: new_id[i] for piece, i in text["model"]["vocab"].items()}
+    for token in text["added_tokens"]:
+        token["id"] = new_id[token["id"]]
+    for token in ((text["post_processor"] or {}).get("special_tokens") or {}).values():
+        token["ids"] = [new_id[i] for i in token["ids"]]
+    (folder / "tokenizer.json").write_text(json.dumps(text))
+    settings = (source / "tokenizer_config.json").read_text()
+    (folder / "tokenizer_config.json").write_text(settings)
+    return folder

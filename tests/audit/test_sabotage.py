@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.engine.helpers import Models, registered
 
-import outrider.drafters.draft_model as draft_model
+import outrider.drafters.candidates as candidates
 import outrider.engine.engine as engine
 import outrider.verify as verify
 import outrider.verify.traversal as traversal
@@ -52,7 +52,7 @@ def drop_the_residual(patch: Patch) -> None:
 
 
 def report_q_at_another_temperature(patch: Patch) -> None:
-    patch.setattr(draft_model, "distribution", lambda scores, rows: distribution(scores / 3, rows))
+    patch.setattr(candidates, "distribution", lambda scores, rows: distribution(scores / 3, rows))
 
 
 def ignore_penalties_of_drafted_tokens(patch: Patch) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from outrider.core.errors import ConfigError, InvalidRequest, ModelError, unknown_name
+from outrider.core.grounding import ground
 from outrider.core.outputs import CompletionOutput, Delta, RequestOutput, Speculation
 
 # Steps of one answer: tokens as bytes, and whether each came from a draft.
@@ -45,11 +46,14 @@ class FakeLLM:
     def __post_init__(self) -> None:
         self.tokenizer = FakeTokenizer(self.script)
         self.model_name = self.model
-        self.engine = SimpleNamespace(loaded=SimpleNamespace(dtype="torch.float32"))
+        self.engine = SimpleNamespace(
+            loaded=SimpleNamespace(dtype="torch.float32"), max_model_len=400
+        )
         config = self.speculative_config
         name = config["method"] if isinstance(config, dict) else config or "none"
-        if name not in ("none", "ngram", "draft_model"):
-            raise ConfigError(unknown_name("drafter", name, ["none", "ngram", "draft_model"]))
+        known = ["none", "ngram", "draft_model", "auto"]
+        if name not in known:
+            raise ConfigError(unknown_name("drafter", name, known))
         if self.model.startswith("./"):
             raise ModelError(f"there is no folder {self.model}")
         self.drafter_name = name
@@ -81,12 +85,16 @@ class FakeLLM:
                 if number:
                     speculation.record(drafted=4, accepted=sum(flags))
                 last = number == len(self.script) - 1
-                result = self._result(text, ids, speculation) if last else None
+                result = self._result(text, ids, speculation, params) if last else None
                 yield Delta("0", 0, piece, new, flags, "stop" if last else None, result)
         except GeneratorExit:
             self.aborted += 1
             raise
 
-    def _result(self, text: str, ids: list[int], speculation: Speculation) -> RequestOutput:
+    def _result(
+        self, text: str, ids: list[int], speculation: Speculation, params: Any
+    ) -> RequestOutput:
         output = CompletionOutput(0, text, ids, finish_reason="stop")
+        if params.document_list:
+            output.grounding = ground(text, params.document_list)
         return RequestOutput("0", None, [], [output], True, 7, speculation)

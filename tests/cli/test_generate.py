@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.cli import fake
 from tests.cli.conftest import Run
 from tests.cli.fake import SCRIPT, FakeLLM
 
 from outrider.cli.render import Screen
 from outrider.cli.stream import follow
+from outrider.core.documents import Document
 
 TEXT = "The sky is €!"
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
@@ -29,7 +31,7 @@ def test_plain_text_when_piped(made: list[FakeLLM], run: Run) -> None:
         err,
     )
     [llm] = made
-    assert (llm.model, llm.speculative_config) == ("smollm2-135m", "ngram")
+    assert (llm.model, llm.speculative_config) == ("smollm2-135m", "auto")
     assert llm.options == {"device": "auto", "dtype": "auto", "reproducible": False}
     assert llm.prompts == [[{"role": "user", "content": "Why?"}]]
     assert (llm.params[0].temperature, llm.params[0].max_tokens) == (0.0, 256)
@@ -47,12 +49,13 @@ def test_json_is_one_object(made: list[FakeLLM], run: Run) -> None:
         "finish_reason": "stop",
         "seed": 7,
         "speculation": {
-            "drafter": "ngram",
+            "drafter": "auto",
             "steps": 2,
             "drafted": 8,
             "accepted": 3,
             "mean_acceptance_length": 2.5,
         },
+        "grounding": None,
     }
 
 
@@ -61,7 +64,7 @@ def test_drafted_tokens_are_coloured(made: list[FakeLLM], run: Run) -> None:
     # The € was completed by a drafted token; the space before it by the model's own.
     drafted = [f"{GREEN}{text}{RESET}" for text in (" sky", " is", "€")]
     assert out == f"The{drafted[0]}{drafted[1]} {drafted[2]}!\n"
-    assert "ngram" in err.splitlines()[0]
+    assert "auto" in err.splitlines()[0]
 
 
 def test_options_reach_the_engine(made: list[FakeLLM], run: Run) -> None:
@@ -101,10 +104,17 @@ def test_prompt_from_stdin(made: list[FakeLLM], run: Run, monkeypatch: pytest.Mo
 def test_bad_input_is_one_line(made: list[FakeLLM], run: Run, tmp_path: Path) -> None:
     latin = tmp_path / "latin.txt"
     latin.write_bytes("Grüße".encode("latin-1"))
+    blank, full = tmp_path / "blank.txt", tmp_path / "full.txt"
+    blank.write_text(" \n")
+    full.write_text("x")
     cases = {
         ("--file", str(latin)): "latin.txt is not UTF-8 text (byte 0xfc at offset 2)",
         ("--file", str(tmp_path / "none")): "No such file",
         ("--file", str(tmp_path)): "Is a directory",
+        ("x", "--document", str(latin)): "latin.txt is not UTF-8 text (byte 0xfc at offset 2)",
+        ("x", "--document", str(tmp_path / "none")): "No such file",
+        ("x", "--document", str(blank)): "blank.txt holds no text",
+        ("x", "--document", str(full), "--document", str(full)): "two of the name",
         (): "no prompt",
         ("",): "empty",
         ("\udcff",): "not valid UTF-8",
@@ -122,6 +132,79 @@ def test_bad_input_is_one_line(made: list[FakeLLM], run: Run, tmp_path: Path) ->
         code, out, err = run("generate", *argv)
         assert (code, out) == (2, ""), argv
         assert err.startswith("outrider: ") and err.count("\n") == 1 and part in err, err
+
+
+# ---- documents ----
+
+RULES = "Rules\n\nThe hall is open from nine to five,\nand closed on Sundays and holidays.\n"
+ANSWER = "Well, the hall is open from nine to five, and closed on Sundays and holidays."
+
+
+@pytest.fixture
+def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("rules.txt").write_text(RULES)
+    monkeypatch.setenv("COLUMNS", "100")
+    return "rules.txt"
+
+
+@pytest.fixture
+def quoting(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = [[(word.encode(), False)] for word in re.findall(r" ?\S+", ANSWER)]
+    monkeypatch.setattr(fake, "SCRIPT", script)
+
+
+def test_documents_stand_before_the_question(made: list[FakeLLM], run: Run, rules: str) -> None:
+    assert run("generate", "When?", "--document", rules)[0] == 0
+    [llm] = made
+    asked = f"rules.txt:\n{RULES.strip()}\n\nWhen?"
+    assert llm.prompts == [[{"role": "user", "content": asked}]]
+    assert llm.params[0].document_list == (Document(RULES, "rules.txt"),)
+
+
+def test_documents_that_do_not_fit_are_not_read(made: list[FakeLLM], run: Run, rules: str) -> None:
+    Path("long.txt").write_text("word " * 600)
+    code, _, err = run("generate", "When?", "--document", rules, "--document", "long.txt")
+    [llm] = made
+    assert llm.prompts == [[{"role": "user", "content": "When?"}]]
+    assert [document.name for document in llm.params[0].document_list] == [rules, "long.txt"]
+    assert code == 0 and err.startswith("the documents do not fit into the 400 tokens")
+
+
+def test_room_for_the_answer_is_kept(
+    made: list[FakeLLM], run: Run, rules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeLLM, "chat_prompt", lambda self, messages: [0] * 145)
+    assert "do not fit" in run("generate", "When?", "--document", rules)[2]
+    assert "do not fit" not in run("generate", "When?", "--document", rules, "--max-tokens=255")[2]
+
+
+@pytest.mark.usefixtures("quoting")
+def test_quotations_are_shown(made: list[FakeLLM], run: Run, rules: str) -> None:
+    _, out, err = run("generate", "When?", "--document", rules)
+    assert out == ANSWER + "\n"
+    lines = err.splitlines()
+    # The file breaks the line where the answer does not: two spans, one quotation.
+    assert lines[1:3] == [
+        "86% of the answer stands word for word in the documents:",
+        '[1] "hall is open from nine to five, and closed on Sundays and holidays."  rules.txt:3-4',
+    ]
+    assert "tokens/s" in lines[3]
+
+
+@pytest.mark.usefixtures("quoting")
+def test_quotations_in_json(made: list[FakeLLM], run: Run, rules: str) -> None:
+    found = json.loads(run("generate", "When?", "--document", rules, "--json")[1])
+    spans = found["grounding"]
+    assert [span["document"] for span in spans] == [rules, rules]
+    for span in spans:
+        quoted = RULES[span["document_start"] : span["document_end"]]
+        assert quoted == ANSWER[span["start"] : span["end"]]
+
+
+def test_an_answer_without_quotations(made: list[FakeLLM], run: Run, rules: str) -> None:
+    _, out, err = run("generate", "When?", "--document", rules)
+    assert out == TEXT + "\n" and "no words of the answer are quoted" in err
 
 
 def test_ctrl_c_ends_the_line_and_the_request(
@@ -191,7 +274,7 @@ def on_a_terminal(env: dict[str, str]) -> str:
 def test_terminal() -> None:
     shown = on_a_terminal({})
     assert f"a{GREEN}[2J{RESET}{GREEN}b{RESET}c\r\n" in shown, "control characters must be dropped"
-    assert "ngram" in shown and "mean acceptance length 3.00" in shown
+    assert "auto" in shown and "mean acceptance length 3.00" in shown
 
 
 def test_no_color_is_respected() -> None:

@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
+from outrider.core.documents import Document
 from outrider.core.errors import InvalidRequest, OutriderError
 from outrider.core.params import SamplingParams
 
@@ -30,6 +31,7 @@ BAD = {
     "bad_words": [[""], [LONE], [5], 5, "abc"],
     "stop_token_ids": [5, ["a"], [-1], "ab"],
     "logits_processors": [[3], print],
+    "documents": ["text", [""], [5], [{"name": "a"}], ["a" + LONE], [{"text": "a", "name": ""}]],
     "ignore_eos": ["yes", 1],
     "skip_special_tokens": [None],
 }
@@ -51,6 +53,7 @@ GOOD = {
     "logit_bias": [None, {}, {5: -INF}, {5: 3}],
     "stop": [None, [], "end", ["a", "über", "\U0001f40e"]],
     "bad_words": [None, [], ["no", "nö"]],
+    "documents": [None, [], ["über", {"name": "n", "text": "a"}]],
 }
 
 
@@ -101,6 +104,13 @@ def test_stop_strings_are_a_list_whatever_was_given():
     assert SamplingParams(stop=["a", "b"]).stop_strings == ["a", "b"]
 
 
+def test_documents_are_parsed_and_kept_out_of_messages():
+    params = SamplingParams(documents=["long text", {"name": "n", "text": "more"}])
+    assert params.document_list == (Document("long text"), Document("more", "n"))
+    assert "long text" not in repr(params)
+    assert SamplingParams().document_list == ()
+
+
 @pytest.mark.parametrize(("temperature", "greedy"), [(0, True), (1e-6, True), (1e-4, False)])
 def test_tiny_temperatures_are_greedy(temperature, greedy):
     assert SamplingParams(temperature=temperature).greedy is greedy
@@ -119,7 +129,7 @@ def test_defaults_are_those_of_vllm_except_max_tokens():
     defaults = {field.name: getattr(params, field.name) for field in fields(params) if field.init}
     assert defaults == {
         **dict.fromkeys(["logit_bias", "bad_words", "logits_processors", "stop", "seed"]),
-        **dict.fromkeys(["stop_token_ids", "logprobs", "max_tokens"]),
+        **dict.fromkeys(["stop_token_ids", "logprobs", "max_tokens", "documents", "speculation"]),
         **dict.fromkeys(["n", "temperature", "top_p", "repetition_penalty"], 1),
         **dict.fromkeys(["top_k", "min_p", "presence_penalty", "frequency_penalty"], 0),
         "min_tokens": 0,

@@ -55,6 +55,18 @@ class Speculation:
         return {**asdict(self), "mean_acceptance_length": self.mean_acceptance_length}
 
 
+@dataclass(frozen=True)
+class Grounding:
+    """text[start:end] of an output is text[document_start:document_end] of a document, to the
+    letter. All in characters."""
+
+    start: int
+    end: int
+    document: str | int  # its name, or its place: the engine's documents come before the request's
+    document_start: int
+    document_end: int
+
+
 @dataclass
 class CompletionOutput:
     index: int
@@ -65,6 +77,7 @@ class CompletionOutput:
     logprobs: TokenLogprobs | None = None
     cumulative_logprob: float | None = None
     from_draft: list[bool] = field(default_factory=list)  # per token: accepted from a proposal?
+    grounding: list[Grounding] | None = None  # quotations, in order; None: no documents
 
 
 @dataclass

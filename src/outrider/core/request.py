@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
+from outrider.core.documents import Document
 from outrider.core.params import SamplingParams
 
 
@@ -18,6 +19,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()  # end-of-text ids (unless ignored) and stop_token_ids
     bad_word_ids: list[list[int]] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
+    shared_documents: tuple[Document, ...] = ()  # the engine's, before the request's own
 
     def __post_init__(self) -> None:
         self.tokens = [*self.prompt_ids, *self.output_ids]  # committed text, kept in step by append
@@ -40,3 +42,7 @@ class Request:
     def position(self) -> int:
         """The output position that the next token will take: the key of its noise."""
         return len(self.output_ids)
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        return (*self.shared_documents, *self.params.document_list)

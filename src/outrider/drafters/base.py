@@ -1,5 +1,6 @@
 """The one interface behind which every way of drafting lives."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -9,6 +10,7 @@ from outrider.core.tree import TokenTree
 from outrider.core.verdict import Span, Verdict
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
+from outrider.model.runner import Runner
 
 Verification = Literal["coupled", "traversal"]
 
@@ -34,19 +36,27 @@ class Drafter:
 
     name: ClassVar[str]
     options: ClassVar[dict[str, Any]] = {}
-    longest: ClassVar[int] = 8  # nodes that the policy may ask for
+    longest: int = 8  # nodes that the policy may ask for
     light: ClassVar[bool] = False  # has no weights and no KV: an engine may add it at any time
     divisible: ClassVar[bool] = True  # False: its tree is checked whole and alone, or not at all
 
     needs_hidden: tuple[int | Literal["final"], ...] = ()
     bytes_per_slot: int = 0  # its own KV, declared before the pool is sized
+    target_runner: Runner  # for those that draft with the target itself; there before `bind`
+    # The time of a target pass over n rows of one request, where the engine has measured it.
+    pass_seconds: Callable[[int], float] | None = None
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         self.config = config
+        self.check_options(config)
+
+    @classmethod
+    def check_options(cls, config: DraftConfig) -> None:
+        """Before anything is loaded."""
         for key in config.options:
-            if key not in self.options:
-                known = [*self.options, "method", "num_speculative_tokens", "verification"]
-                raise ConfigError(unknown_name(f"option of drafter {self.name!r}:", key, known))
+            if key not in cls.options:
+                known = [*cls.options, "method", "num_speculative_tokens", "verification"]
+                raise ConfigError(unknown_name(f"option of drafter {cls.name!r}:", key, known))
 
     @classmethod
     def make(cls, config: DraftConfig, target: LoadedModel) -> "Drafter":
@@ -61,6 +71,15 @@ class Drafter:
         """
         return {"method": cls.name}
 
+    @property
+    def members(self) -> list["Drafter"]:
+        """Those who compete: of most drafters only itself."""
+        return [self]
+
+    def backlog(self, request: Request) -> int:
+        """Rows of a model of its own that must be computed before it can draft for the request."""
+        return 0
+
     def option(self, name: str) -> Any:
         return self.config.options.get(name, self.options[name])
 
@@ -72,8 +91,8 @@ class Drafter:
         raise NotImplementedError
 
     def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
-        """What the target said to this drafter's proposals, as they were checked: cut, perhaps.
-        Called before the accepted tokens join the requests."""
+        """What the target said to this drafter's proposals as they were checked: cut, perhaps, but
+        not merged with another's. Called before the accepted tokens join the requests."""
 
     def observe(self, spans: list[Span]) -> None:
         """What was committed since the last call: prompt chunks, prefix hits, accepted text."""

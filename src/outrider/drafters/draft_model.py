@@ -1,49 +1,49 @@
-"""A smaller model with the target's vocabulary writes ahead; a chain of k."""
+"""A smaller model with the target's vocabulary writes ahead."""
 
 from array import array
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.errors import ConfigError
 from outrider.core.request import Request
-from outrider.core.tree import TokenTree
+from outrider.core.verdict import Span
 from outrider.drafters.base import DraftConfig, Drafter
+from outrider.drafters.entries import Entries
+from outrider.drafters.growing import GrowingDrafter
+from outrider.drafters.growth import Draft
 from outrider.drafters.vocabulary import check_same_vocabulary
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel, fix_rotary, load_model
 from outrider.model.runner import Runner
 from outrider.model.segment import Segment
-from outrider.sampling.choose import NO_TOKEN, choose, distribution, draw
 from outrider.sampling.counts import Counts
-from outrider.sampling.process import process
-from outrider.sampling.rows import Row
 
 CATCH_UP_ROWS = 512  # rows of one catch-up pass: bounds its memory
 
 
-class DraftModelDrafter(Drafter):
+class DraftModelDrafter(GrowingDrafter):
     """Its KV lies in the target's slots. Per slot it notes which text its entry belongs to, so
-    that rejections, pauses, preemption and prefix hits need no code: what is missing is computed.
+    that whatever happened on the way, what is missing is found and computed.
     """
 
     name = "draft_model"
-    options = {"model": None, "revision": None, "dtype": None}  # noqa: RUF012
+    options = {  # noqa: RUF012
+        "model": None,
+        "revision": None,
+        "dtype": None,
+        "translation": None,  # where the tokenizers differ: see foreign_model.py
+        "use_heterogeneous_vocab": None,
+        **GrowingDrafter.options,
+    }
     longest = 4
 
-    def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
+    def __init__(
+        self, config: DraftConfig, target: LoadedModel, loaded: LoadedModel | None = None
+    ) -> None:
         super().__init__(config, target)
-        if not isinstance(self.option("model"), str):
-            raise ConfigError("drafter 'draft_model' needs a 'model': a name, folder or .gguf file")
-        loaded = load_model(
-            self.option("model"),
-            revision=self.option("revision"),
-            dtype=self.option("dtype") or target.dtype,
-            device=str(target.device),
-        )
-        fix_rotary(loaded.model, loaded.context_length)
+        loaded = loaded or load_draft(config, target)
         self.runner = Runner(loaded)
         self.vocabulary = _width(target)
         check_same_vocabulary(target, loaded, self.vocabulary, self.runner.vocabulary)
@@ -51,60 +51,95 @@ class DraftModelDrafter(Drafter):
         self.counts = Counts(self.vocabulary, target.device)
 
     @classmethod
+    def make(cls, config: DraftConfig, target: LoadedModel) -> Drafter:
+        """A draft model with another tokenizer needs another drafter."""
+        if cls is not DraftModelDrafter:
+            return cls(config, target)
+        from outrider.drafters.foreign_model import foreign_drafter, needs_translation
+
+        cls.check_options(config)
+        loaded = load_draft(config, target)
+        if needs_translation(config, target, loaded):
+            return foreign_drafter(config, target, loaded)
+        return cls(config, target, loaded)
+
+    @classmethod
     def audit_config(cls, target: str) -> dict[str, Any]:
         return {"method": cls.name, "model": target}
 
     def bind(self, kv: KVCache) -> None:
         self.runner.allocate(kv.total)
-        self._kv = kv
-        # The generation of the slot when our entry was written; 0 (never handed out): no entry.
-        self._written = np.zeros(kv.total + 1, dtype=np.int64)
+        self.entries = Entries(kv)
 
-    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
-        limit = self.runner.loaded.context_length
-        drafts = [
-            _Draft(request, min(budget, limit - len(request.tokens)))
-            for request, budget in zip(batch, budgets, strict=True)
-        ]
-        active = [draft for draft in drafts if draft.budget > 0]
-        logits = self._catch_up([draft.request for draft in active])
-        while active:
-            self._extend(active, logits)
-            active = [draft for draft in active if len(draft.tokens) < draft.budget]
-            if active:
-                logits = self._forward([draft.next_segment() for draft in active])
-        return [draft.tree(self.name) for draft in drafts]
+    def observe(self, spans: list[Span]) -> None:
+        self.entries.settle(spans)
 
     def release(self, request: Request) -> None:
+        self.entries.release(request)
         self.counts.release(request)
 
-    def _catch_up(self, requests: list[Request]) -> Tensor:
-        """Compute what is missing of each text; logits [requests, vocabulary] after its end."""
+    def backlog(self, request: Request) -> int:
+        """Beyond the last token, which every draft starts with."""
+        return len(request.tokens) - 1 - self.entries.valid(request)
+
+    def _deepest(self, request: Request) -> int:
+        return self.runner.loaded.context_length - len(request.tokens)
+
+    def _read(
+        self, requests: list[Request], ahead: dict[Request, list[int]] | None = None
+    ) -> Tensor:
+        """Compute what is missing of each text, and in the same pass the chain `ahead` of it.
+
+        Logits [requests + tokens ahead, vocabulary]: after each text, then after each of the
+        tokens ahead of it.
+        """
         logits: dict[Request, Tensor] = {}
-        missing = [(request, self._valid(request)) for request in requests]
+        for request in requests:
+            self.entries.begin(request)
+        missing = [(request, self.entries.valid(request)) for request in requests]
         while missing:
             segments, left, room = [], [], CATCH_UP_ROWS
             for request, start in missing:
                 end = min(len(request.tokens), start + room)
                 if end > start:
-                    segments.append((request, _text_segment(request, start, end)))
+                    chain = (ahead or {}).get(request, [])
+                    segments.append((request, _text_segment(request, start, end, chain)))
                     room -= end - start
                 if end < len(request.tokens):
                     left.append((request, end))
-            rows = iter(self._forward([segment for _, segment in segments]))
+            rows = self._forward([segment for _, segment in segments])
             for request, segment in segments:
-                if segment.logits_from < len(segment):
-                    logits[request] = next(rows)
+                count = len(segment) - segment.logits_from
+                if count:
+                    logits[request], rows = rows[:count], rows[count:]
             missing = left
-        if not requests:
-            return torch.empty(0, self.vocabulary)
-        return torch.stack([logits[request] for request in requests])
+        for request in requests:
+            self._note(request, [], (ahead or {}).get(request, []))
+        return torch.cat([logits[request] for request in requests])
 
-    def _valid(self, request: Request) -> int:
-        """How much of the text's start has entries of ours; at most all but the last token."""
-        slots = np.array(request.slots, dtype=np.int64)
-        stale = np.flatnonzero(self._written[slots] != self._kv.generation[slots])
-        return int(stale[0]) if len(stale) else len(slots)
+    def _pass(self, drafts: list[Draft]) -> Tensor:
+        """Each node is a sequence of its own: the text and the node's own path."""
+        segments = []
+        for draft in drafts:
+            request = draft.request
+            text = request.slots + request.reserved[: request.pending]
+            nodes = request.reserved[request.pending :]
+            for node in draft.frontier:
+                path = array("q", [nodes[draft.place(at)] for at in draft.path(node)])
+                segments.append(Segment.chain([draft.tokens[node]], path[-1:], text + path[:-1], 0))
+        logits = self._forward(segments)
+        for draft in drafts:
+            nodes = draft.request.reserved[draft.request.pending :]
+            for node in draft.frontier:
+                slot = nodes[draft.place(node)]
+                self.entries.note(draft.request, slot, draft.path_tokens(node))
+        return logits
+
+    def _note(self, request: Request, before: list[int], chain: list[int]) -> None:
+        """Entries of `chain` have been computed, after the drafted tokens `before`."""
+        nodes = request.reserved[request.pending + len(before) :]
+        for i, slot in enumerate(nodes[: len(chain)]):
+            self.entries.note(request, slot, [*before, *chain[: i + 1]])
 
     def _forward(self, segments: list[Segment]) -> Tensor:
         """[rows that need them, the target's vocabulary]; padding of either side is cut or -inf."""
@@ -112,67 +147,40 @@ class DraftModelDrafter(Drafter):
             segment.tokens = [min(token, self.runner.vocabulary - 1) for token in segment.tokens]
         logits = self.runner.forward(segments)
         for segment in segments:
-            slots = np.array(segment.slots, dtype=np.int64)
-            self._written[slots] = self._kv.generation[slots]
+            self.entries.write(segment.slots)
         if logits.shape[1] >= self.vocabulary:
             return logits[:, : self.vocabulary]
         missing = self.vocabulary - logits.shape[1]
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
 
-    def _extend(self, drafts: list["_Draft"], logits: Tensor) -> None:
-        """Choose one more token each, by the target's own rules, so that the two agree often."""
-        rows = [Row(draft.request, draft.tokens.copy()) for draft in drafts]
-        scores = process(logits, rows, self.counts)  # [drafts, vocabulary]
-        if self.config.verification == "coupled":
-            tokens = choose(scores, rows)
-        else:
-            # Traversal tests a token against the q it was drawn from, with noise of its own.
-            tokens = draw(scores, rows, lanes=[len(row.path) for row in rows])
-            for draft, q in zip(drafts, distribution(scores, rows), strict=True):
-                draft.q.append(q)
-        for draft, token in zip(drafts, tokens.tolist(), strict=True):
-            draft.append(token)
+
+def load_draft(config: DraftConfig, target: LoadedModel) -> LoadedModel:
+    """The model that `config` names, on the target's device and, unless told, in its precision."""
+    name = config.options.get("model")
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"drafter {config.method!r} needs a 'model': a name, folder or .gguf file"
+        )
+    loaded = load_model(
+        name,
+        revision=config.options.get("revision"),
+        dtype=config.options.get("dtype") or target.dtype,
+        device=str(target.device),
+    )
+    fix_rotary(loaded.model, loaded.context_length)
+    return loaded
 
 
 def _width(target: LoadedModel) -> int:
     return int(target.model.get_output_embeddings().weight.shape[0])
 
 
-def _text_segment(request: Request, start: int, end: int) -> Segment:
-    """Rows for tokens[start:end]; the last token of the text gives logits."""
-    slots = request.slots + request.reserved[: request.pending]
-    last = end == len(request.tokens)
-    return Segment.chain(
-        request.tokens[start:end],
-        slots[start:end],
-        slots[:start],
-        logits_from=end - start - 1 if last else end - start,
-    )
-
-
-class _Draft:
-    """One request's chain while it grows."""
-
-    def __init__(self, request: Request, budget: int) -> None:
-        self.request = request
-        self.budget = budget
-        self.tokens: list[int] = []
-        self.q: list[Tensor] = []  # each [vocabulary]
-
-    def append(self, token: int) -> None:
-        if token == NO_TOKEN:  # everything is banned here: the draft ends before
-            self.budget = len(self.tokens)
-            del self.q[self.budget :]
-        else:
-            self.tokens.append(token)
-
-    def next_segment(self) -> Segment:
-        """The row of the newest token, in the slot set aside for its node."""
-        request, done = self.request, len(self.tokens) - 1
-        nodes = request.reserved[request.pending :]
-        context = request.slots + request.reserved[: request.pending] + nodes[:done]
-        return Segment.chain(self.tokens[-1:], nodes[done : done + 1], array("q", context), 0)
-
-    def tree(self, source: str) -> TokenTree:
-        q = torch.stack(self.q) if self.q else None
-        return TokenTree.chain(self.tokens, source, q)
+def _text_segment(request: Request, start: int, end: int, ahead: list[int]) -> Segment:
+    """Rows for tokens[start:end]. At the text's end `ahead` follows, in the slots set aside for
+    the first nodes, and the text's last token and all of these give logits."""
+    rows = end - start
+    if end < len(request.tokens):
+        slots = request.slots + request.reserved[: request.pending]
+        return Segment.chain(request.tokens[start:end], slots[start:end], slots[:start], rows)
+    slots = request.slots + request.reserved[: request.pending + len(ahead)]
+    return Segment.chain(request.tokens[start:] + ahead, slots[start:], slots[:start], rows - 1)

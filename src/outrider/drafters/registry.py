@@ -11,9 +11,15 @@ from outrider.model.loading import LoadedModel
 ENTRY_POINTS = "outrider.drafters"  # other packages register `name = "module:DrafterClass"` here
 
 BUILT_IN = {
+    "auto": "outrider.drafters.auto:AutoDrafter",
+    "early_exit": "outrider.drafters.early_exit:EarlyExitDrafter",
+    "lookahead": "outrider.drafters.lookahead:LookaheadDrafter",
     "none": "outrider.drafters.none:NoDrafter",
     "ngram": "outrider.drafters.ngram:NgramDrafter",
+    "suffix": "outrider.drafters.suffix:SuffixDrafter",
     "draft_model": "outrider.drafters.draft_model:DraftModelDrafter",
+    "documents": "outrider.drafters.documents:DocumentsDrafter",
+    "staged": "outrider.drafters.staged:StagedDrafter",
 }
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from array import array
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from outrider.model.attention import CHUNK, LayerCall, LayerKV, Pass, attending
 from outrider.model.layout import lay_out_for_few_rows
 from outrider.model.loading import LoadedModel
 from outrider.model.segment import Group, Segment, group_segments
+from outrider.model.skipping import DecoderLayers
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,10 @@ class Runner:
             for layer in self.layers
         )
 
+    @cached_property
+    def _decoder_layers(self) -> DecoderLayers:
+        return DecoderLayers(self.model, self.layers, self.device)
+
     def allocate(self, slots: int) -> None:
         """Memory for slots 1 to `slots`, plus the scrap slot."""
         for layer in self.layers:
@@ -55,10 +61,18 @@ class Runner:
             self.fixed_rows = self._invariant_rows()
 
     @torch.inference_mode()
-    def forward(self, segments: list[Segment]) -> Tensor:
-        """Logits [rows that need them, vocabulary], in the order of the segments."""
-        if self.fixed_rows:
-            return self._forward_fixed(segments)
+    def forward(self, segments: list[Segment], skip: frozenset[int] = frozenset()) -> Tensor:
+        """Logits [rows that need them, vocabulary], in the order of the segments.
+
+        Layers in `skip` are passed over: they neither read nor write their KV.
+        """
+        forward = self._forward_fixed if self.fixed_rows else self._forward
+        if not skip:
+            return forward(segments)
+        with self._decoder_layers.without(skip):
+            return forward(segments)
+
+    def _forward(self, segments: list[Segment]) -> Tensor:
         rows = [token for segment in segments for token in segment.tokens]
         wanted: list[int] = []
         first = 0

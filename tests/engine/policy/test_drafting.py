@@ -75,7 +75,7 @@ def test_requests_are_told_apart() -> None:
     drafted = sum(nodes * times for nodes, times in checked.nodes[2].items())
     accepted = checked.accepted[2]
     assert outcome.speed_up > 1.1
-    assert accepted > 0.8 * drafted  # the hopeless one is given next to nothing
+    assert accepted > 0.6 * drafted  # the hopeless one is given little
 
 
 class Other(Oracle):

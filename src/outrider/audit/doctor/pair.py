@@ -139,9 +139,9 @@ def _vocabularies(target: Checkpoint, drafter: Checkpoint) -> Finding:
         shown = ", ".join(repr(token) for token in differing[:SHOWN])
         detail = (
             f"different: {len(differing)} of {len(ours)} and {len(theirs)} entries, e.g. {shown};"
-            " use a drafter with the same tokenizer"
+            " drafts are translated; a drafter with the same tokenizer needs no translation"
         )
-        return Finding(name, False, detail)
+        return Finding(name, True, detail)
     if a != b:
         return Finding(name, True, f"same {len(ours)} entries, padded to {a} and {b} token ids")
     return Finding(name, True, f"same: {len(ours)} entries, {a} token ids")

@@ -62,7 +62,7 @@ def choose_nodes(
         best = 0
     chosen = set(best_first[:best].tolist())
     kept, first = [], 0
-    for tree in order:
-        kept.append(sorted(node for i, node in enumerate(tree) if first + i in chosen))
-        first += len(tree)
+    for nodes in order:
+        kept.append(sorted(node for i, node in enumerate(nodes) if first + i in chosen))
+        first += len(nodes)
     return Choice(kept, float(total[best]), mean_speed(float(total[best]), writers, times[best]))

@@ -1,0 +1,274 @@
+"""Draft models with another tokenizer than the target's: by common tokens, or by strings."""
+
+import logging
+from itertools import pairwise
+from math import ceil, prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import ConfigError
+from outrider.core.request import Request
+from outrider.core.tree import TokenTree
+from outrider.drafters.base import DraftConfig, Drafter
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.foreign_text import ForeignTexts, Shadow
+from outrider.drafters.growing import GrowingDrafter
+from outrider.drafters.growth import Draft
+from outrider.drafters.translation import (
+    NONE,
+    EncodedView,
+    Intersection,
+    MappedView,
+    Overlap,
+    compare_cuts,
+    continue_ids,
+    cut_places,
+    whole_characters,
+)
+from outrider.drafters.vocabulary import Vocabulary, same_vocabulary
+from outrider.model.kv import KVCache
+from outrider.model.loading import LoadedModel
+from outrider.model.runner import Runner
+from outrider.sampling.counts import Counts
+
+log = logging.getLogger(__name__)
+
+Translation = Literal["intersection", "strings"]
+TRANSLATIONS = (None, "intersection", "strings")
+ALIKE = 0.6  # share of tokens cut alike from which on drafting in common tokens is the better way
+
+
+def needs_translation(config: DraftConfig, target: LoadedModel, loaded: LoadedModel) -> bool:
+    """Whether the draft model's ids mean something else, or the user wants them translated."""
+    named, hint = _options(config)
+    if named is not None:
+        return True
+    widths = [int(one.model.get_output_embeddings().weight.shape[0]) for one in (target, loaded)]
+    return hint is not False and not same_vocabulary(target, loaded, *widths)
+
+
+def _options(config: DraftConfig) -> tuple[Translation | None, bool | None]:
+    named = config.options.get("translation")
+    if named not in TRANSLATIONS:
+        raise ConfigError(f"translation={named!r} must be 'intersection' or 'strings', or left out")
+    hint = config.options.get("use_heterogeneous_vocab")
+    if hint not in (None, True, False):
+        raise ConfigError(f"use_heterogeneous_vocab={hint!r} must be True or False")
+    return named, hint
+
+
+def foreign_drafter(config: DraftConfig, target: LoadedModel, loaded: LoadedModel) -> Drafter:
+    """The drafter that suits how alike the two tokenizers are, unless the user has chosen."""
+    runner = Runner(loaded)
+    width = int(target.model.get_output_embeddings().weight.shape[0])
+    ours, theirs = Vocabulary(target, width), Vocabulary(loaded, runner.vocabulary)
+    pair = Intersection(ours, theirs, target.device)
+    overlap = compare_cuts(ours, theirs)
+    named, hint = _options(config)  # vLLM's hint asks for the intersection, the only way it knows
+    chosen = named or ("intersection" if hint or overlap.common >= ALIKE else "strings")
+    log.info(
+        "draft model %s has another vocabulary than %s: %d tokens in common, %.0f %% of a sample "
+        "cut alike; translating by %s",
+        loaded.name,
+        target.name,
+        len(pair),
+        100 * overlap.common,
+        chosen,
+    )
+    kind = IntersectionDrafter if chosen == "intersection" else StringsDrafter
+    return kind(config, target, runner, pair, overlap)
+
+
+class ForeignModelDrafter(Drafter):
+    """What both ways share. The draft model reads the text in tokens and slots of its own."""
+
+    name = "draft_model"
+    translation: Translation
+
+    def _set_up(self, texts: ForeignTexts, overlap: Overlap) -> None:
+        self.texts, self.overlap = texts, overlap
+        self.bytes_per_slot = texts.bytes_per_slot
+
+    def bind(self, kv: KVCache) -> None:
+        self.texts.bind(kv)
+
+    def backlog(self, request: Request) -> int:
+        return self.texts.backlog(request)
+
+    def release(self, request: Request) -> None:
+        self.texts.release(request)
+
+
+class IntersectionDrafter(ForeignModelDrafter, GrowingDrafter):
+    """Drafts in the tokens that both models have: there its logits are logits of the target's ids,
+    and all that a drafter of the same vocabulary does with logits is done with these.
+    """
+
+    options = DraftModelDrafter.options
+    longest = DraftModelDrafter.longest
+    translation = "intersection"
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        target: LoadedModel,
+        runner: Runner,
+        pair: Intersection,
+        overlap: Overlap,
+    ) -> None:
+        super().__init__(config, target)
+        if not len(pair):
+            raise ConfigError(
+                f"draft model {runner.loaded.name} has no token in common with {target.name}; "
+                "use translation='strings'"
+            )
+        self.pair = pair
+        self.counts = Counts(pair.target.width, target.device)
+        self._set_up(ForeignTexts(runner, pair, MappedView, overlap.ratio), overlap)
+        self._ready: dict[Request, Shadow] = {}  # of the step under way
+
+    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
+        self._ready = self.texts.follow(batch, budgets)
+        trees = super().propose(batch, budgets)
+        self._ready = {}
+        return trees
+
+    def release(self, request: Request) -> None:
+        super().release(request)
+        self.counts.release(request)
+
+    def _deepest(self, request: Request) -> int:
+        return self._ready[request].room if request in self._ready else 0
+
+    def _read(self, requests: list[Request]) -> Tensor:
+        return self.pair.scatter(self.texts.read([self._ready[request] for request in requests]))
+
+    def _pass(self, drafts: list[Draft]) -> Tensor:
+        nodes = []
+        for draft in drafts:
+            for node in draft.frontier:
+                ids = [self.pair.to_draft[token] for token in draft.path_tokens(node)]
+                places = [draft.place(at) for at in draft.path(node)]
+                nodes.append((self._ready[draft.request], list(zip(places, ids))))
+        return self.pair.scatter(self.texts.go_on(nodes))
+
+
+class StringsDrafter(ForeignModelDrafter):
+    """Drafts greedily in tokens of its own; the target's tokenizer cuts what was written."""
+
+    options = DraftModelDrafter.options
+    longest = DraftModelDrafter.longest
+    translation = "strings"
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        target: LoadedModel,
+        runner: Runner,
+        pair: Intersection,
+        overlap: Overlap,
+    ) -> None:
+        super().__init__(config, target)
+        if self.option("tree") != "chain":
+            raise ConfigError(
+                f"tree={self.option('tree')!r} needs probabilities of the target's tokens, which "
+                "translation='strings' does not have; use translation='intersection'"
+            )
+        self._set_up(ForeignTexts(runner, pair, EncodedView, overlap.ratio), overlap)
+
+    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
+        ratio = self.overlap.ratio  # draft tokens per target token, usually
+        most = [ceil(1.5 * ratio * budget) + 1 if budget else 0 for budget in budgets]
+        least = [ceil(min(1.0, ratio) * budget) for budget in budgets]
+        ready = self.texts.follow(batch, most)
+        drafts = {
+            request: StringDraft(request, ready[request], self.texts.pair, budget, few, many)
+            for request, budget, few, many in zip(batch, budgets, least, most, strict=True)
+            if request in ready
+        }
+        active = list(drafts.values())
+        if active:
+            self._extend(active, self.texts.read([draft.shadow for draft in active]))
+        while active := [draft for draft in active if not draft.done]:
+            paths = [(draft.shadow, list(enumerate(draft.ids))) for draft in active]
+            self._extend(active, self.texts.go_on(paths))
+        return [
+            drafts[request].tree(self.name) if request in drafts else TokenTree.empty()
+            for request in batch
+        ]
+
+    def _extend(self, drafts: list["StringDraft"], logits: Tensor) -> None:
+        """logits [drafts, draft ids]"""
+        logits = logits.float()
+        best, ids = logits.max(-1)
+        chances = (best - torch.logsumexp(logits, -1)).exp()
+        for draft, token, chance in zip(drafts, ids.tolist(), chances.tolist(), strict=True):
+            draft.append(token, chance)
+
+
+class StringDraft:
+    """One request's draft: the draft model's tokens, and the target's for the same text."""
+
+    def __init__(
+        self,
+        request: Request,
+        shadow: Shadow,
+        pair: Intersection,
+        budget: int,
+        least: int,
+        most: int,
+    ) -> None:
+        self.request, self.shadow, self.pair = request, shadow, pair
+        self.budget = budget  # tokens of the target
+        self.least = least  # tokens of the draft model before which nothing can be complete
+        self.most = min(most, shadow.room)
+        self.ids: list[int] = []
+        self.chances: list[float] = []
+        self.done = False
+        self._end: tuple[int, float] | None = None  # a special token and its chance
+        self._tokens: list[int] = []
+        self._confidence: list[float] = []
+
+    def append(self, token: int, chance: float) -> None:
+        if self.pair.draft.pieces[token]:
+            self.ids.append(token)
+            self.chances.append(chance)
+        else:
+            self._end = (self.pair.to_target[token], chance)
+        self.done = self._end is not None or len(self.ids) >= self.most
+        if self.done or len(self.ids) >= self.least:
+            self._translate()
+            self.done = self.done or len(self._tokens) >= self.budget
+
+    def _translate(self) -> None:
+        target, draft = self.pair.target, self.pair.draft
+        written = draft.spell(self.ids)
+        text = whole_characters(written)
+        tokens = continue_ids(target, self.request.tokens, text)
+        ends = cut_places(target, tokens)
+        cuts = [0, *cut_places(draft, self.ids)]
+        if tokens and self._end is None and not self._settled(tokens[-1], ends, cuts):
+            tokens.pop()
+        self._tokens = tokens
+        self._confidence = [
+            prod(chance for chance, at in zip(self.chances, cuts) if start <= at < end)
+            for start, end in zip([0, *ends], ends[: len(tokens)])
+        ]
+        if self._end is not None and self._end[0] != NONE and target.spell(tokens) == written:
+            self._tokens.append(self._end[0])
+            self._confidence.append(self._end[1])
+
+    def _settled(self, last: int, ends: list[int], cuts: list[int]) -> bool:
+        """Whether the target's last token cannot be the first part of a longer one: there is none,
+        or the draft model has one, too, and yet wrote just this."""
+        piece = self.pair.target.pieces[last] or b""
+        if not self.pair.target.goes_on(piece):
+            return True
+        span = (ends[-2] if len(ends) > 1 else 0, ends[-1])
+        return span in set(pairwise(cuts)) and self.pair.draft.goes_on(piece)
+
+    def tree(self, source: str) -> TokenTree:
+        n = self.budget
+        return TokenTree.chain(self._tokens[:n], source, confidence=self._confidence[:n])

@@ -1,0 +1,157 @@
+"""Drafting with probabilities: chains and trees, level by level, one pass per depth for all."""
+
+from time import perf_counter
+
+from torch import Tensor
+
+from outrider.core.errors import ConfigError
+from outrider.core.request import Request
+from outrider.core.tree import TokenTree
+from outrider.core.verdict import Verdict
+from outrider.drafters.base import DraftConfig, Drafter
+from outrider.drafters.candidates import Found, candidates
+from outrider.drafters.growth import Draft, Grown, Planned
+from outrider.drafters.ranks import MeasuredShapes
+from outrider.drafters.shapes import chain, described
+from outrider.model.loading import LoadedModel
+from outrider.sampling.counts import Counts
+from outrider.sampling.process import process
+from outrider.sampling.rows import Row
+
+DEPTH = 8  # deepest node where the shape is not given
+MEASURED = ("optimal", "confidence")  # shapes that are not given
+BUSHY = 16  # nodes that the policy may ask for where trees branch
+
+
+class GrowingDrafter(Drafter):
+    """A drafter that has logits after any node. `tree` says how it grows:
+
+    - "chain": one guess after the other;
+    - a list: the shape, as branching factors or as paths (see shapes.py);
+    - "optimal": the shape that the acceptance and the costs measured so far make best;
+    - "confidence": the nodes of highest path probability.
+
+    A subclass gives the logits. `counts` must exist before anything is proposed.
+    """
+
+    options = {"tree": "chain", "depth": None}  # noqa: RUF012
+    counts: Counts
+
+    def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
+        super().__init__(config, target)
+        self.measured = MeasuredShapes()
+        self._tree = config.options.get("tree", "chain")
+        self._depth: int = config.options.get("depth") or DEPTH
+        self._shape = None
+        if self._tree in MEASURED:
+            self.longest = BUSHY
+        elif self._tree != "chain":
+            self._shape = described(self._tree)
+            self.longest = len(self._shape)
+
+    @classmethod
+    def check_options(cls, config: DraftConfig) -> None:
+        super().check_options(config)
+        tree, depth = config.options.get("tree", "chain"), config.options.get("depth")
+        if tree != "chain" and tree not in MEASURED:
+            described(tree)
+        if tree == "confidence" and config.verification == "traversal":
+            raise ConfigError(
+                "tree='confidence' cannot be combined with verification='traversal': its shape "
+                "depends on the tokens that are drawn, which would bias the text; use "
+                "tree='optimal' or verification='coupled'"
+            )
+        if depth is not None and tree not in MEASURED:
+            raise ConfigError(
+                f"depth={depth!r} belongs to tree='optimal' or 'confidence'; the depth of "
+                f"tree={tree!r} follows from the tree"
+            )
+        if depth is not None and (
+            isinstance(depth, bool) or not isinstance(depth, int) or depth < 1
+        ):
+            raise ConfigError(f"depth={depth!r} must be a whole number of at least 1")
+
+    # ---- what a subclass gives ----
+
+    def _deepest(self, request: Request) -> int:
+        """How deep a tree may be below the request's text."""
+        raise NotImplementedError
+
+    def _read(self, requests: list[Request]) -> Tensor:
+        """Logits [requests, vocabulary] after each text."""
+        raise NotImplementedError
+
+    def _pass(self, drafts: list[Draft]) -> Tensor:
+        """Logits [all nodes of all frontiers, vocabulary] after each node."""
+        raise NotImplementedError
+
+    # ---- the loop ----
+
+    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
+        drafts = [self._begin(r, budget) for r, budget in zip(batch, budgets, strict=True)]
+        active = [draft for draft in drafts if draft.frontier]
+        if active:
+            self._extend(active, self._read([draft.request for draft in active]))
+        while active := [draft for draft in active if draft.frontier]:
+            start = perf_counter()
+            self._extend(active, self._pass(active))
+            self.measured.time_level((perf_counter() - start) / len(active))
+        return [draft.tree(self.name) for draft in drafts]
+
+    def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
+        self.measured.learn(trees, verdicts)
+
+    def reset(self) -> None:
+        self.measured = MeasuredShapes()
+
+    def _begin(self, request: Request, budget: int) -> Draft:
+        deepest = max(0, self._deepest(request))
+        if self._tree == "confidence":
+            return Grown(request, budget, min(self._depth, deepest))
+        if self._tree == "chain":
+            shape = chain(min(budget, deepest))
+        elif self._shape is not None:
+            shape = self._shape.cut(budget, deepest)
+        else:
+            depth = min(self._depth, deepest)
+            shape = self.measured.shape(budget, depth, self.pass_seconds)
+        return Planned(request, shape)
+
+    def _extend(self, drafts: list[Draft], logits: Tensor) -> None:
+        """Find children for all frontiers, by the target's own rules, so that the two agree often.
+
+        logits [all nodes of all frontiers, vocabulary]
+        """
+        open_nodes = [(draft, node) for draft in drafts for node in draft.frontier]
+        rows = [Row(draft.request, draft.path_tokens(node)) for draft, node in open_nodes]
+        wanted = [draft.wanted(node) for draft, node in open_nodes]
+        lanes = [node + 1 for _, node in open_nodes]
+        found = self._find(logits, rows, wanted, lanes)
+        for (draft, node), children in zip(open_nodes, found, strict=True):
+            draft.add(node, children)
+        for draft in drafts:
+            draft.advance()
+
+    def _find(
+        self, logits: Tensor, rows: list[Row], wanted: list[int], lanes: list[int]
+    ) -> list[Found]:
+        """Children after every row; logits [rows, vocabulary]."""
+        scores = process(logits, rows, self.counts)
+        if self.config.verification == "coupled":
+            return candidates(scores, rows, wanted)
+        if self._tree != "chain":
+            scores = (
+                scores.double()
+            )  # a sibling is drawn from what the first one leaves: 1e-40, say
+        # Traversal tests a token against the q it was drawn from. How likely it was to be drawn
+        # says nothing about that; how often its rank has passed does.
+        found = candidates(scores, rows, wanted, lanes)
+        rates = self.measured.acceptance.rates
+        return [
+            children
+            if children.q is None
+            else children._replace(
+                confidence=[rates[min(i, len(rates) - 1)] for i in range(len(children.tokens))]
+            )
+            for children in found
+        ]

@@ -1,0 +1,176 @@
+"""One request's tree while it grows: level by level, so that all requests share every pass."""
+
+import torch
+
+from outrider.core.request import Request
+from outrider.core.tree import ROOT, TokenTree
+from outrider.drafters.candidates import Found
+from outrider.drafters.shapes import Shape
+from outrider.sampling.choose import NO_TOKEN
+
+LEAST = 0.01  # path probability below which a node is not worth a row of any pass
+
+
+class Draft:
+    """`frontier` holds the nodes (at first ROOT) whose children come next. They are added by `add`,
+    then `advance` moves on to the next level. It is empty when the tree is complete.
+
+    A node that is in a frontier has an entry in the drafter's KV, in the place of the request's
+    reserved slots that `place` says. The tree numbers its nodes so that most of them lie where the
+    target will write its own; the drafter's entries of the others are computed again if accepted.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.frontier: list[int] = []
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.confidence: list[float] = []
+        self._q: dict[int, torch.Tensor] = {}  # node -> [vocabulary]
+
+    def wanted(self, node: int) -> int:
+        """Children that a node of the frontier may have."""
+        raise NotImplementedError
+
+    def add(self, node: int, found: Found) -> None:
+        raise NotImplementedError
+
+    def advance(self) -> None:
+        raise NotImplementedError
+
+    def place(self, node: int) -> int:
+        raise NotImplementedError
+
+    def tree(self, source: str) -> TokenTree:
+        raise NotImplementedError
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to `node`, inclusive."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def path_tokens(self, node: int) -> list[int]:
+        return [self.tokens[i] for i in self.path(node)]
+
+    def _tree_of(self, nodes: list[int], source: str) -> TokenTree:
+        """Parents come first in `nodes`."""
+        place = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}
+        return TokenTree(
+            [self.tokens[node] for node in nodes],
+            [place[self.parents[node]] for node in nodes],
+            source,
+            [self.confidence[node] for node in nodes],
+            torch.stack([self._q[node] for node in nodes]) if self._q else None,
+        )
+
+
+class Planned(Draft):
+    """Fills a shape that is known beforehand; nodes for which there is no token stay away."""
+
+    def __init__(self, request: Request, shape: Shape) -> None:
+        super().__init__(request)
+        self.shape = shape
+        self.parents = list(shape.parents)
+        self.tokens = [NO_TOKEN] * len(shape)
+        self.confidence = [0.0] * len(shape)
+        self.frontier = [ROOT] if len(shape) else []
+
+    def wanted(self, node: int) -> int:
+        return len(self.shape.children[node])
+
+    def add(self, node: int, found: Found) -> None:
+        children = self.shape.children[node]
+        for child, token, confidence in zip(children, found.tokens, found.confidence, strict=False):
+            self.tokens[child] = token
+            self.confidence[child] = confidence
+            if found.q is not None:
+                self._q[child] = found.q
+
+    def advance(self) -> None:
+        self.frontier = [
+            child
+            for node in self.frontier
+            for child in self.shape.children[node]
+            if child in self.shape.children and self.tokens[child] != NO_TOKEN
+        ]
+
+    def place(self, node: int) -> int:
+        return node
+
+    def tree(self, source: str) -> TokenTree:
+        nodes = [node for node, token in enumerate(self.tokens) if token != NO_TOKEN]
+        return self._tree_of(nodes, source)
+
+
+class Grown(Draft):
+    """The `budget` nodes of highest path probability among all that are at most `depth` deep.
+
+    Of each level, those nodes are expanded that are among the best known so far. That is exact: a
+    node's path probability is at most its parent's, so what is among the best in the end has
+    had its parent among the best all along.
+    """
+
+    def __init__(self, request: Request, budget: int, depth: int, least: float = LEAST) -> None:
+        super().__init__(request)
+        self.budget, self.depth, self.least = budget, depth, least
+        self.frontier = [ROOT] if budget > 0 and depth > 0 else []
+        self._chance: dict[int, float] = {ROOT: 1.0}  # path probabilities
+        self._best: list[int] = []  # best first
+        self._level = 0
+        self._new: list[int] = []  # nodes of the level under way
+        self._places: dict[int, int] = {}
+
+    def wanted(self, node: int) -> int:
+        return self.budget
+
+    def add(self, node: int, found: Found) -> None:
+        for token, confidence in zip(found.tokens, found.confidence, strict=True):
+            chance = self._chance[node] * confidence
+            if chance < self.least:
+                return  # the next ones are no better
+            new = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(node)
+            self.confidence.append(confidence)
+            self._chance[new] = chance
+            self._new.append(new)
+
+    def advance(self) -> None:
+        self._level += 1
+        # Stable, and parents are older than their children: no child goes before its parent.
+        ranked = sorted([*self._best, *self._new], key=lambda node: -self._chance[node])
+        self._best = ranked[: self.budget]
+        fresh = set(self._new).intersection(self._best)
+        self._new = []
+        deeper = self._level < self.depth
+        self.frontier = [node for node in self._best if node in fresh] if deeper else []
+        self._settle_down()
+
+    def _settle_down(self) -> None:
+        """Give the frontier places that none of the best holds: there are as many as the budget.
+
+        The likeliest takes the first free one, the others the last ones: so the likeliest path,
+        which is the first of the tree, has its entries in the first places mostly.
+        """
+        self._places = {node: self._places[node] for node in self._best if node in self._places}
+        free = sorted(set(range(self.budget)).difference(self._places.values()))
+        for i, node in enumerate(self.frontier):
+            self._places[node] = free.pop(0 if i == 0 else -1)
+
+    def place(self, node: int) -> int:
+        return self._places[node]
+
+    def tree(self, source: str) -> TokenTree:
+        """Depth first, the likelier child first."""
+        children: dict[int, list[int]] = {}
+        for node in self._best:
+            children.setdefault(self.parents[node], []).append(node)
+        order: list[int] = []
+        waiting = children.get(ROOT, [])[::-1]
+        while waiting:
+            order.append(waiting.pop())
+            waiting += children.get(order[-1], [])[::-1]
+        return self._tree_of(order, source)

@@ -1,0 +1,79 @@
+"""The best tree shape for the acceptance that has been seen."""
+
+from collections.abc import Callable
+from itertools import accumulate
+
+from outrider.core.tree import ROOT, TokenTree
+from outrider.core.verdict import Verdict
+from outrider.drafters.shapes import Shape, best_shape, fastest_shape
+
+PRIOR = (0.6, 0.14, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)  # a usual draft model's
+WEIGHT = 8.0  # observations that the prior is worth
+KEEP = 0.998  # of what was seen, per proposal that comes back
+RENEW = 32  # steps until shapes are computed anew
+SECONDS_KEEP = 0.9  # of an estimate, where a new measurement comes in
+
+
+class RankAcceptance:
+    """How often the child of each rank is chosen, once its parent is.
+
+    A rank that is never proposed fades back to its prior, and so is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._hits = [0.0] * len(PRIOR)
+        self._trials = [0.0] * len(PRIOR)
+
+    def learn(self, tree: TokenTree, verdict: Verdict) -> None:
+        kept = set(verdict.kept)
+        self._hits = [KEEP * hits for hits in self._hits]
+        self._trials = [KEEP * trials for trials in self._trials]
+        for reached in (ROOT, *verdict.kept):
+            for rank, child in enumerate(tree.children.get(reached, ())[: len(PRIOR)]):
+                self._trials[rank] += 1
+                self._hits[rank] += child in kept
+
+    @property
+    def rates(self) -> list[float]:
+        """By rank, never rising: a better guess that looks worse has been unlucky."""
+        rates = [
+            (hits + WEIGHT * prior) / (trials + WEIGHT)
+            for hits, trials, prior in zip(self._hits, self._trials, PRIOR, strict=True)
+        ]
+        return list(accumulate(rates, min))
+
+
+class MeasuredShapes:
+    """Shapes from the past steps' acceptance, and the pass costs where they are known."""
+
+    def __init__(self) -> None:
+        self.acceptance = RankAcceptance()
+        self._level_seconds: float | None = None  # of a draft pass, one request's share
+        self._shapes: dict[tuple[int, int], Shape] = {}
+        self._age = 0
+
+    def time_level(self, seconds: float) -> None:
+        old = self._level_seconds
+        blend = seconds if old is None else SECONDS_KEEP * old + (1 - SECONDS_KEEP) * seconds
+        self._level_seconds = blend
+
+    def learn(self, trees: list[TokenTree], verdicts: list[Verdict]) -> None:
+        for tree, verdict in zip(trees, verdicts, strict=True):
+            self.acceptance.learn(tree, verdict)
+        self._age += 1
+        if self._age >= RENEW:
+            self._age = 0
+            self._shapes.clear()
+
+    def shape(self, nodes: int, depth: int, pass_seconds: Callable[[int], float] | None) -> Shape:
+        """The fastest where costs are known; else the one with most accepted."""
+        key = (nodes, depth)
+        if key not in self._shapes:
+            rates = self.acceptance.rates
+            if pass_seconds is None or self._level_seconds is None:
+                self._shapes[key] = best_shape(rates, nodes, depth)
+            else:
+                self._shapes[key] = fastest_shape(
+                    rates, nodes, depth, pass_seconds, self._level_seconds
+                )
+        return self._shapes[key]

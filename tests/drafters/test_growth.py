@@ -1,0 +1,265 @@
+"""Confidence-driven trees are the best there are: held against an exhaustive search."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.drafters.compared import drafter_of
+from tests.engine.helpers import Models, fed_back, make_llm, run
+
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request
+from outrider.core.tree import TokenTree
+from outrider.drafters.candidates import Found
+from outrider.drafters.growth import Draft, Grown, Planned
+from outrider.drafters.shapes import described
+from outrider.sampling.noise import Key, Purpose, noise, streams
+
+Text = tuple[int, ...]
+REQUEST = Request("r", [1], SamplingParams(), seed=0)
+
+
+class Toy:
+    """A model of few tokens: a random distribution after every text, sometimes all on one token."""
+
+    def __init__(self, seed: int, vocabulary: int, steep: tuple[int, ...] = (1, 6)) -> None:
+        self.seed, self.vocabulary, self.steep = seed, vocabulary, steep
+
+    def after(self, text: Text) -> list[float]:
+        rng = random.Random(f"{self.seed} {text}")
+        if rng.random() < 0.1:
+            return [float(token == 0) for token in range(self.vocabulary)]
+        weights = [rng.random() ** rng.choice(self.steep) for _ in range(self.vocabulary)]
+        return [weight / sum(weights) for weight in weights]
+
+    def best(self, text: Text, count: int) -> Found:
+        p = self.after(text)
+        tokens = sorted(range(self.vocabulary), key=lambda token: -p[token])[:count]
+        return Found(tokens, [p[token] for token in tokens])
+
+
+def grow(draft: Draft, toy: Toy) -> tuple[TokenTree, list[int]]:
+    """The tree, and how many nodes each pass held."""
+    rows = []
+    while draft.frontier:
+        for node in list(draft.frontier):
+            found = toy.best(tuple(draft.path_tokens(node)), draft.wanted(node))
+            draft.add(node, found)
+        draft.advance()
+        rows.append(len(draft.frontier))
+        check_places(draft)
+    return draft.tree("toy"), rows[:-1]
+
+
+def check_places(draft: Draft) -> None:
+    """No two of the nodes that are still needed share a slot, and there is a slot for each."""
+    needed = {at for node in draft.frontier for at in draft.path(node)}
+    places = [draft.place(node) for node in needed]
+    assert len(set(places)) == len(places)
+    if isinstance(draft, Grown):
+        assert all(0 <= place < draft.budget for place in places)
+
+
+def all_trees(toy: Toy, budget: int, depth: int, least: float) -> Iterator[dict[Text, float]]:
+    """Every tree of at most `budget` nodes as {path: path probability}."""
+
+    def options(tree: dict[Text, float]) -> dict[Text, float]:
+        above = {(): 1.0, **tree}
+        return {
+            (*path, token): chance * p
+            for path, chance in above.items()
+            if len(path) < depth
+            for token, p in enumerate(toy.after(path))
+            if (*path, token) not in tree and chance * p >= least
+        }
+
+    def extend(tree: dict[Text, float], barred: frozenset[Text]) -> Iterator[dict[Text, float]]:
+        yield tree
+        if len(tree) == budget:
+            return
+        for path, chance in sorted(options(tree).items()):
+            if path not in barred:
+                yield from extend({**tree, path: chance}, barred)
+                barred |= {path}
+
+    yield from extend({}, frozenset())
+
+
+def paths_of(tree: TokenTree) -> list[Text]:
+    return [tuple(tree.path_tokens(node)) for node in range(len(tree))]
+
+
+def probability(toy: Toy, path: Text) -> float:
+    chance = 1.0
+    for i, token in enumerate(path):
+        chance *= toy.after(path[:i])[token]
+    return chance
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 3),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.05]),
+)
+def test_no_tree_has_a_larger_sum_of_path_probabilities(
+    seed: int, vocabulary: int, budget: int, depth: int, least: float
+) -> None:
+    toy = Toy(seed, vocabulary)
+    best = max(sum(tree.values()) for tree in all_trees(toy, budget, depth, least))
+    tree, _ = grow(Grown(REQUEST, budget, depth, least), toy)
+    paths = paths_of(tree)
+    assert len(tree) <= budget and max(tree.depths, default=0) <= depth
+    assert len(set(paths)) == len(paths)
+    assert sum(probability(toy, path) for path in paths) == pytest.approx(best, abs=1e-12)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.integers(2, 6), st.integers(1, 20), st.integers(1, 6))
+def test_larger_trees_are_the_likeliest_nodes(
+    seed: int, vocabulary: int, budget: int, depth: int
+) -> None:
+    """Path probabilities fall along a path, so the likeliest nodes of all are a tree."""
+    toy = Toy(seed, vocabulary)
+    everything: dict[Text, float] = {}
+    level: dict[Text, float] = {(): 1.0}
+    for _ in range(depth):
+        level = {
+            (*path, token): chance * p
+            for path, chance in level.items()
+            for token, p in enumerate(toy.after(path))
+            if chance * p >= 1e-3
+        }
+        everything |= level
+    expected = sorted(everything.values(), reverse=True)[:budget]
+    tree, _ = grow(Grown(REQUEST, budget, depth, 1e-3), toy)
+    found = sorted((probability(toy, path) for path in paths_of(tree)), reverse=True)
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert tree.confidence == pytest.approx(
+        [toy.after(path[:-1])[path[-1]] for path in paths_of(tree)]
+    )
+
+
+def test_passes_stay_within_the_budget_and_the_likeliest_path_keeps_its_place() -> None:
+    moved = paths = 0
+    for seed in range(60):
+        draft = Grown(REQUEST, 8, 5)
+        tree, rows = grow(draft, Toy(seed, 12, steep=(20,)))
+        assert all(count <= 8 for count in rows)
+        # Where the first path's entries lie at the end: in the places of its nodes?
+        for i, node in enumerate(tree.path(first_path_end(tree))[:-1]):
+            paths += 1
+            original = next(n for n in range(len(draft.tokens)) if same_path(draft, n, tree, node))
+            moved += draft.place(original) != i
+    assert paths > 100
+    assert moved / paths < 0.2
+
+
+def first_path_end(tree: TokenTree) -> int:
+    node = -1
+    while node in tree.children:
+        node = tree.children[node][0]
+    return node
+
+
+def same_path(draft: Draft, node: int, tree: TokenTree, other: int) -> bool:
+    return draft.path_tokens(node) == tree.path_tokens(other)
+
+
+# ---- planned trees ----
+
+
+def test_a_planned_tree_takes_the_best_children() -> None:
+    toy = Toy(3, 5)
+    shape = described([2, 2])
+    tree, rows = grow(Planned(REQUEST, shape), toy)
+    assert tuple(tree.parents) == shape.parents
+    assert rows == [2]  # the last level needs no pass
+    for node, parent in enumerate(tree.parents):
+        above = tuple(tree.path_tokens(parent))
+        assert tree.tokens[node] == toy.best(above, 5).tokens[shape.ranks[node]]
+        assert tree.confidence is not None
+        assert tree.confidence[node] == toy.after(above)[tree.tokens[node]]
+
+
+def test_nodes_without_a_token_stay_away_with_all_below() -> None:
+    draft = Planned(REQUEST, described([[0], [1], [2], [0, 0], [1, 0], [1, 1], [2, 0]]))
+    draft.add(-1, Found([7, 8], [0.5, 0.3]))
+    draft.advance()
+    assert draft.path_tokens(draft.frontier[1]) == [8]
+    draft.add(draft.frontier[0], Found([], []))
+    draft.add(draft.frontier[1], Found([9], [0.2]))
+    draft.advance()
+    assert draft.frontier == []
+    tree = draft.tree("toy")
+    assert paths_of(tree) == [(7,), (8,), (8, 9)]
+    assert tree.confidence == [0.5, 0.3, 0.2]
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_no_room_is_no_tree(budget: int, depth: int) -> None:
+    tree, _ = grow(Grown(REQUEST, budget, depth), Toy(1, 4))
+    assert len(tree) == (3 if budget and depth else 0)
+
+
+# ---- through the drafter, on a model whose vocabulary can be searched ----
+
+
+def conditional(folder: str, request: Any, text: list[int], path: Text) -> list[float]:
+    """The draft model's probabilities; with noise, of the perturbed scores."""
+    scores = fed_back(folder, [*text, *path])[-1]
+    if not request["greedy"]:
+        key = Key(request["seed"], 0, request["position"] + len(path), Purpose.CHOICE)
+        scores = scores + noise(streams([key]), len(scores))[0]
+    return torch.softmax(scores.double(), -1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_drafters_trees_are_the_likeliest_nodes(models: Models, temperature: float) -> None:
+    config = {
+        "model": models.small_noisy,
+        "tree": "confidence",
+        "depth": 3,
+        "num_speculative_tokens": 6,
+    }
+    llm = make_llm(models.small, config)
+    drafter, seen = drafter_of(llm), []
+    propose = drafter.propose
+
+    def watched(batch: list[Request], budgets: list[int]) -> list[TokenTree]:
+        trees = propose(batch, budgets)
+        seen.extend(
+            (list(r.tokens), r.position, r.seed, budget, tree)
+            for r, budget, tree in zip(batch, budgets, trees, strict=True)
+        )
+        return trees
+
+    drafter.propose = watched
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=12, ignore_eos=True)
+        for seed in range(2)
+    ]
+    run(llm, [([1, 3, 2], params[0]), ([2, 2, 1, 3], params[1])])
+    assert len(seen) > 5
+    for text, position, seed, budget, tree in seen:
+        request = {"greedy": temperature == 0, "seed": seed, "position": position}
+        level: dict[Text, float] = {(): 1.0}
+        everything: dict[Text, float] = {}
+        for _ in range(3):
+            level = {
+                (*path, token): chance * p
+                for path, chance in level.items()
+                for token, p in enumerate(conditional(models.small_noisy, request, text, path))
+            }
+            everything |= level
+        expected = sorted(everything.values(), reverse=True)[:budget]
+        expected = [chance for chance in expected if chance >= 0.01]
+        found = sorted((everything[path] for path in paths_of(tree)), reverse=True)
+        assert found == pytest.approx(expected, abs=1e-4)
