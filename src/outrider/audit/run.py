@@ -114,6 +114,7 @@ class _Run:
     ) -> tuple[list[RequestOutput], dict[str, list[RequestOutput]]]:
         self.progress("speculative decoding", 0.2)
         llm = LLM(self.model, self.speculative_config, **self.options)
+        llm.engine.policy.draft_always()
         draft = llm.engine.draft_config
         self.subject |= {
             "drafter": draft.method,

@@ -73,7 +73,7 @@ class DocumentsDrafter(LookupDrafter):
         # Audits draw from a few words; whatever may follow some of them should stand somewhere.
         words = Random(0).choices(["red", "green", "blue", "one", "two", "a"], k=400)
         # A fixed length: what is so uncertain a policy would rather not check.
-        return {"method": cls.name, "documents": [" ".join(words)], "num_speculative_tokens": 6}
+        return {"method": cls.name, "documents": [" ".join(words)]}
 
     def observe(self, spans: list[Span]) -> None:
         for span in spans:  # so that documents are indexed with the prompt, not while drafting

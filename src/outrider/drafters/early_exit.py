@@ -50,7 +50,7 @@ class EarlyExitDrafter(Drafter):
     @classmethod
     def audit_config(cls, target: str) -> dict[str, Any]:
         # One layer alone is wrong most of the time, and an audit is about being wrong.
-        return {"method": cls.name, "exit_layer": 1, "num_speculative_tokens": cls.longest}
+        return {"method": cls.name, "exit_layer": 1}
 
     def _named_layers(self) -> frozenset[int] | None:
         """The layers to skip as the configuration has it; None: they are searched."""

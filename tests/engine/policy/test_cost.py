@@ -93,9 +93,11 @@ def test_calibration_is_kept_and_found_again(
     measured: list[Measured] = []
     measure = calibration.measure
 
-    def counted(*args: Any) -> Measured:
-        measured.append(measure(*args))
-        return measured[-1]
+    steady = [True]
+
+    def counted(*args: Any) -> tuple[Measured, bool]:
+        measured.append(measure(*args)[0])
+        return measured[-1], steady[0]
 
     monkeypatch.setattr(calibration, "measure", counted)
     first = make_llm(models.target, "ngram")
@@ -113,9 +115,17 @@ def test_calibration_is_kept_and_found_again(
     make_llm(models.target, "ngram")
     assert len(measured) == 2
     assert json.loads(file.read_text()) == asdict(measured[1])
+    file.unlink()
+    steady[0] = False  # what a busy machine shows is used, but not kept
+    busy = make_llm(models.target, "ngram")
+    assert busy.engine.policy.cost.measured == measured[2]
+    assert not file.exists()
 
 
-def test_another_precision_is_another_calibration(models: Models, cache: Path) -> None:
+def test_another_precision_is_another_calibration(
+    models: Models, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "STEADY", 1e9)  # whatever else this machine does
     make_llm(models.target, "ngram")
     make_llm(models.target, "ngram", dtype="bfloat16")
     assert len(list(cache.glob("*.json"))) == 2

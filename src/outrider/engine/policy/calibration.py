@@ -27,6 +27,7 @@ CONTEXT = 256
 LONG_CONTEXT = 1024
 SEQUENCES = 8
 REPEATS = 5
+STEADY = 1.5  # the median pass over the fastest one, on a machine with nothing else to do
 SLOTS = SEQUENCES * (CONTEXT + 1)  # that measuring likes to have
 
 
@@ -37,7 +38,10 @@ def calibrate(runner: Runner, slots: array) -> Measured:
         return Measured(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
         pass  # never measured, or a file of another kind: measuring replaces it
-    measured = measure(runner, slots)
+    measured, steady = measure(runner, slots)
+    if not steady:
+        log.info("the machine was busy: what passes cost is measured again next time")
+        return measured
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}")
@@ -48,8 +52,10 @@ def calibrate(runner: Runner, slots: array) -> Measured:
     return measured
 
 
-def measure(runner: Runner, slots: array) -> Measured:
-    """Rounds over all shapes, so that a machine that is busy for a moment slows down all alike."""
+def measure(runner: Runner, slots: array) -> tuple[Measured, bool]:
+    """Rounds over all shapes, so that a machine that is busy for a moment slows down all alike; and
+    whether it was quiet enough to rely on them. Of each shape the fastest pass counts: it was
+    disturbed least."""
     context = max(1, min(CONTEXT, len(slots) // 4))
     shapes: dict[str | int, tuple[list[int], int]] = {
         rows: ([rows], context) for rows in ROWS if rows + context <= len(slots)
@@ -64,16 +70,18 @@ def measure(runner: Runner, slots: array) -> Measured:
             seconds = _timed(runner, segments)
             if repeat:  # the first round warms up
                 times[name].append(seconds)
-    known = {name: median(values) for name, values in times.items()}
+    known = {name: min(values) for name, values in times.items()}
+    steady = all(median(values) < STEADY * min(values) for values in times.values())
     rows = [n for n in ROWS if n in known]
     alike = max((n for n in rows if n <= many), default=1)  # rows of one sequence, for comparison
-    return Measured(
+    measured = Measured(
         rows=rows,
         seconds=[known[n] for n in rows],
         context=context,
         per_sequence=max(0.0, (known["many"] - known[alike]) / many),
         per_key=max(0.0, (known["long"] - known[1]) / max(1, longer - context)),
     )
+    return measured, steady
 
 
 def _segments(sizes: list[int], context: int, slots: array) -> list[Segment]:

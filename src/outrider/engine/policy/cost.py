@@ -28,6 +28,7 @@ class PassCost:
     that is slow for a while changes nothing."""
 
     measured: Measured
+    fixed: bool = False  # nothing is learned
     _common: float = 0.0  # log of how much slower passes are than measured
     _own: list[float] = field(default_factory=list)  # the same at each point of the curve
     _seen: list[int] = field(default_factory=list)
@@ -60,6 +61,8 @@ class PassCost:
 
     def learn(self, rows: int, sequences: int, keys: int, seconds: float) -> None:
         """A pass over so many rows took so long."""
+        if self.fixed:
+            return
         predicted = float(self.seconds(rows, sequences, keys))
         if seconds <= 0 or not 1 / OUTLIER < seconds / predicted < OUTLIER:
             seconds = predicted * (OUTLIER if seconds > predicted else 1 / OUTLIER)

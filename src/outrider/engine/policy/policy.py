@@ -38,6 +38,11 @@ class Policy:
     def cost(self) -> PassCost:
         return PassCost(self._calibrate())
 
+    def draft_always(self) -> None:
+        """Take rows for free, so that whatever is proposed is checked: for audits, which look at
+        drafts and not at speed."""
+        self.cost = PassCost(Measured([1, 2], [1.0, 1.0], context=256), fixed=True)
+
     # ---- acceptance ----
 
     def _record(self, request: Request, drafter: str) -> Record:
