@@ -45,7 +45,7 @@ lint: $(STAMP)
 	@$(VENV)/bin/mypy --no-error-summary
 
 # Tiny models gain nothing from threads, so the cores are shared out by test files.
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n auto --dist loadfile
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n auto --dist loadgroup
 
 test: lint
 	@echo "running the fast tests"

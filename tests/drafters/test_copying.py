@@ -72,6 +72,11 @@ def test_many_short_matches_outweigh_a_longer_one() -> None:
     assert grown(long, *[Continuation([6], 2, 1.0)] * 3)[0] == (6, -1)
 
 
+def test_the_longest_matches_are_heard_further_down() -> None:
+    short, long = Continuation([5, 6], 2, 1.0), Continuation([5, 7], 3, 1.0)
+    assert grown(*[short] * VOICES, *[long] * VOICES) == [(5, -1), (7, 0)]
+
+
 def test_trust_decides_between_equals() -> None:
     assert grown(Continuation([6], 4, 0.4), Continuation([7], 4, 1.2))[0] == (7, -1)
 

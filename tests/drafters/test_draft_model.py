@@ -21,6 +21,7 @@ from torch import Tensor
 
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.drafters import level as level_module
 
 scenarios = st.fixed_dictionaries(
     {
@@ -69,10 +70,12 @@ def test_next_logits_equal_a_fresh_models(models: Models, plan: dict[str, Any]) 
     assert drafter_of(llm).worst < 1e-4
 
 
+@pytest.mark.parametrize("again", [0, 10**6])  # nodes above are computed again: always, or never
 @pytest.mark.parametrize("tree", ["chain", [2, 2, 1], "confidence"])
 def test_the_property_covers_rejections_preemptions_hits_pauses_and_meddling(
-    models: Models, tree: Any
+    models: Models, tree: Any, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(level_module, "ROW_IN_TOKENS", again)
     llm = make_compared(models, 6, {"tree": tree}, kv_cache_tokens=60, max_num_batched_tokens=16)
     drafter_of(llm).pauses = [i % 5 == 0 for i in range(60)]
     drafter_of(llm).meddles = [(0, 2, 0, 1, 0, 3)[i % 6] for i in range(60)]

@@ -201,23 +201,24 @@ def test_reset_forgets_finished_requests_and_keeps_running_ones() -> None:
     assert chain(look(drafter, ask([1, 2, 3])))[:2] == [40, 41]
 
 
-def test_shared_texts_gain_trust_by_being_right() -> None:
-    answer = random.Random(2).sample(range(100, 10_000), 40)
+def test_shared_texts_gain_trust_by_being_right_and_lose_it_by_being_wrong() -> None:
+    answer = random.Random(2).sample(range(100, 10_000), 60)
 
-    def confidence_after(output: list[int]) -> float:
-        drafter = make(max_cached_requests=3)
+    def confidence(prompt: list[int], output: list[int]) -> float:
+        drafter = make(max_tree_depth=4)  # so that all matches look equally long
         answered(drafter, [1, 2, 3], answer)
-        request = ask([1, 2, 3])
+        request = ask(prompt)
         for token in output:
             look(drafter, request)
             request.append(token)
         tree = look(drafter, request)
-        assert tree.tokens[0] == answer[20]
+        assert tree.tokens[0] == answer[40]
         return (tree.confidence or [])[0]
 
-    wrong = [50 if i % 2 else token for i, token in enumerate(answer[:12])]
-    # The last eight tokens agree in both cases.
-    assert confidence_after(answer[:20]) > confidence_after([*wrong, *answer[12:20]]) + 0.02
+    every_third_wrong = [50 if i % 3 == 2 else token for i, token in enumerate(answer[:36])]
+    unknown = confidence(answer[:40], [])
+    assert confidence([1, 2, 3], answer[:40]) > unknown + 0.02
+    assert confidence([1, 2, 3], [*every_third_wrong, *answer[36:40]]) < unknown - 0.02
 
 
 def test_requests_that_left_are_forgotten() -> None:

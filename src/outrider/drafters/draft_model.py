@@ -1,6 +1,5 @@
 """A smaller model with the target's vocabulary writes ahead."""
 
-from array import array
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.entries import Entries
 from outrider.drafters.growing import GrowingDrafter
 from outrider.drafters.growth import Draft
+from outrider.drafters.level import level_segments
 from outrider.drafters.vocabulary import check_same_vocabulary
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel, fix_rotary, load_model
@@ -118,16 +118,7 @@ class DraftModelDrafter(GrowingDrafter):
         return torch.cat([logits[request] for request in requests])
 
     def _pass(self, drafts: list[Draft]) -> Tensor:
-        """Each node is a sequence of its own: the text and the node's own path."""
-        segments = []
-        for draft in drafts:
-            request = draft.request
-            text = request.slots + request.reserved[: request.pending]
-            nodes = request.reserved[request.pending :]
-            for node in draft.frontier:
-                path = array("q", [nodes[draft.place(at)] for at in draft.path(node)])
-                segments.append(Segment.chain([draft.tokens[node]], path[-1:], text + path[:-1], 0))
-        logits = self._forward(segments)
+        logits = self._forward([segment for draft in drafts for segment in level_segments(draft)])
         for draft in drafts:
             nodes = draft.request.reserved[draft.request.pending :]
             for node in draft.frontier:

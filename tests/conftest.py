@@ -1,0 +1,13 @@
+"""Which tests share a worker when several run at once."""
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests share its models, so they stay together; the long tables of audits, which are
+    made case by case, are split by case."""
+    for item in items:
+        group = str(item.path)
+        if item.path.name in ("test_matrix.py", "test_shapes.py") and hasattr(item, "callspec"):
+            group += f" {item.callspec.id}"
+        item.add_marker(pytest.mark.xdist_group(group))
