@@ -34,6 +34,7 @@ def choose_nodes(
     room: int,
     seconds: Callable[[np.ndarray], np.ndarray],
     log_gain: float = 0.0,
+    margin: float = MARGIN,
 ) -> Choice:
     """Per tree the chance of each node to be on the target's path, parents first.
 
@@ -58,7 +59,7 @@ def choose_nodes(
     times = seconds(rows + np.arange(len(total)))
     values = total / writers - np.log(times)
     best = int(values.argmax())
-    if values[best] < values[0] + log1p(MARGIN):
+    if values[best] < values[0] + log1p(margin):
         best = 0
     chosen = set(best_first[:best].tolist())
     kept, first = [], 0

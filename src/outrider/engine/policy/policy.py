@@ -23,6 +23,7 @@ class Policy:
 
     def __init__(self, calibrate: Callable[[], Measured]) -> None:
         self._calibrate = calibrate
+        self.margin = MARGIN
         self.timings: defaultdict[str, Timing] = defaultdict(Timing)
         self.reset()
 
@@ -42,6 +43,7 @@ class Policy:
         """Take rows for free, so that whatever is proposed is checked: for audits, which look at
         drafts and not at speed."""
         self.cost = PassCost(Measured([1, 2], [1.0, 1.0], context=256), fixed=True)
+        self.margin = 0.0
 
     # ---- acceptance ----
 
@@ -97,6 +99,7 @@ class Policy:
             room,
             lambda rows: self.cost.seconds(rows, base.sequences, base.keys),
             base.log_gain,
+            self.margin,
         )
 
     def ask(
@@ -118,7 +121,7 @@ class Policy:
             return timing.seconds(len(chosen), length) + catch_up
 
         offer = best_offer(outlooks, lengths, base, self.cost, draft_seconds)
-        if offer is not None and offer.speed > (1 + MARGIN) * speed:
+        if offer is not None and offer.speed > (1 + self.margin) * speed:
             self._pauses[drafter].end()
             return offer
         if offer is not None and self._pauses[drafter].tick():
