@@ -72,7 +72,6 @@ class DocumentsDrafter(LookupDrafter):
     def audit_config(cls, target: str) -> dict[str, Any]:
         # Audits draw from a few words; whatever may follow some of them should stand somewhere.
         words = Random(0).choices(["red", "green", "blue", "one", "two", "a"], k=400)
-        # A fixed length: what is so uncertain a policy would rather not check.
         return {"method": cls.name, "documents": [" ".join(words)]}
 
     def observe(self, spans: list[Span]) -> None:
