@@ -19,9 +19,9 @@ from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.foreign_model import (
     ForeignModelDrafter,
     IntersectionDrafter,
-    StringDraft,
     StringsDrafter,
 )
+from outrider.drafters.string_draft import StringDraft
 
 # ---- lossless ----
 
@@ -153,6 +153,23 @@ def test_a_token_that_may_go_on_is_not_proposed(pairs: Path) -> None:
     assert drafted(b" rid!").tokens == ours.encode(b" rid!")
 
 
+def test_a_draft_does_not_start_with_what_the_target_has_ruled_out(pairs: Path) -> None:
+    """After ` ride` no `r`: the target would have written ` rider`."""
+    texts = drafter_of(pair(pairs, "bpe", "spaced", "strings")).texts
+    ours, theirs = texts.pair.target, texts.pair.draft
+    request = Request("r", [ours.ids["Ġride"]], SamplingParams(), 0)
+    shadow = texts.follow([request], [9])[request]
+    draft = StringDraft(request, shadow, texts.pair, 8, 1, 99)
+    draft.extend([theirs.ids["r"], theirs.ids["▁a"], theirs.ids["s"]], [0.5, 0.3, 0.2])
+    assert (draft.ids, draft.chances, draft.done) == ([theirs.ids["▁a"]], [0.3], False)
+    draft.extend([theirs.ids["r"]], [0.5])  # later there is no such limit
+    assert len(draft.ids) == 2
+    nothing = StringDraft(request, shadow, texts.pair, 8, 1, 99)
+    nothing.extend([theirs.ids["r"]], [0.5])
+    assert nothing.done
+    assert len(nothing.tree("")) == 0
+
+
 def test_a_token_that_the_draft_model_ended_likewise_is_proposed(pairs: Path) -> None:
     texts = drafter_of(pair(pairs, "bpe", "spaced", "strings")).texts
     ours, theirs = texts.pair.target, texts.pair.draft
@@ -198,10 +215,11 @@ def test_the_way_is_chosen_and_told(pairs: Path, tmp_path: Path, caplog: Any) ->
     with caplog.at_level(logging.INFO, "outrider.drafters.foreign_model"):
         assert isinstance(drafter_of(pair(pairs, str(wordy), "byte")), StringsDrafter)
         assert "translating by strings" in caplog.text
-        assert isinstance(drafter_of(pair(pairs, "bpe", "spaced")), IntersectionDrafter)
+        assert isinstance(drafter_of(pair(pairs, "bpe", "bpe_same")), IntersectionDrafter)
         assert "translating by intersection" in caplog.text
-    hinted = pair(pairs, str(wordy), "byte", use_heterogeneous_vocab=True)  # vLLM's
-    assert isinstance(drafter_of(hinted), IntersectionDrafter)
+    for options in ({"use_heterogeneous_vocab": True}, {"tree": [2, 1]}):  # vLLM's hint; a tree
+        forced = pair(pairs, str(wordy), "byte", **options)
+        assert isinstance(drafter_of(forced), IntersectionDrafter)
 
 
 def test_the_same_vocabulary_needs_no_translation(pairs: Path) -> None:

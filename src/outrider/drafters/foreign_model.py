@@ -1,8 +1,7 @@
 """Draft models with another tokenizer than the target's: by common tokens, or by strings."""
 
 import logging
-from itertools import pairwise
-from math import ceil, prod
+from math import ceil
 from typing import Literal
 
 import torch
@@ -16,16 +15,13 @@ from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.foreign_text import ForeignTexts, Shadow
 from outrider.drafters.growing import GrowingDrafter
 from outrider.drafters.growth import Draft
+from outrider.drafters.string_draft import StringDraft
 from outrider.drafters.translation import (
-    NONE,
     EncodedView,
     Intersection,
     MappedView,
     Overlap,
     compare_cuts,
-    continue_ids,
-    cut_places,
-    whole_characters,
 )
 from outrider.drafters.vocabulary import Vocabulary, same_vocabulary
 from outrider.model.kv import KVCache
@@ -37,7 +33,10 @@ log = logging.getLogger(__name__)
 
 Translation = Literal["intersection", "strings"]
 TRANSLATIONS = (None, "intersection", "strings")
-ALIKE = 0.6  # share of tokens cut alike from which on drafting in common tokens is the better way
+# Share of tokens cut alike from which on drafting in common tokens is the better way. Where the
+# target's next token is not a common one such a chain ends; strings only take a pass more.
+ALIKE = 0.95
+FIRST = 4  # tokens tried for the first place of a draft by strings
 
 
 def needs_translation(config: DraftConfig, target: LoadedModel, loaded: LoadedModel) -> bool:
@@ -67,7 +66,9 @@ def foreign_drafter(config: DraftConfig, target: LoadedModel, loaded: LoadedMode
     pair = Intersection(ours, theirs, target.device)
     overlap = compare_cuts(ours, theirs)
     named, hint = _options(config)  # vLLM's hint asks for the intersection, the only way it knows
-    chosen = named or ("intersection" if hint or overlap.common >= ALIKE else "strings")
+    bushy = config.options.get("tree", "chain") != "chain"  # needs the target's ids, too
+    alike = hint or bushy or overlap.common >= ALIKE
+    chosen = named or ("intersection" if alike else "strings")
     log.info(
         "draft model %s has another vocabulary than %s: %d tokens in common, %.0f %% of a sample "
         "cut alike; translating by %s",
@@ -199,76 +200,10 @@ class StringsDrafter(ForeignModelDrafter):
             for request in batch
         ]
 
-    def _extend(self, drafts: list["StringDraft"], logits: Tensor) -> None:
+    def _extend(self, drafts: list[StringDraft], logits: Tensor) -> None:
         """logits [drafts, draft ids]"""
         logits = logits.float()
-        best, ids = logits.max(-1)
-        chances = (best - torch.logsumexp(logits, -1)).exp()
-        for draft, token, chance in zip(drafts, ids.tolist(), chances.tolist(), strict=True):
-            draft.append(token, chance)
-
-
-class StringDraft:
-    """One request's draft: the draft model's tokens, and the target's for the same text."""
-
-    def __init__(
-        self,
-        request: Request,
-        shadow: Shadow,
-        pair: Intersection,
-        budget: int,
-        least: int,
-        most: int,
-    ) -> None:
-        self.request, self.shadow, self.pair = request, shadow, pair
-        self.budget = budget  # tokens of the target
-        self.least = least  # tokens of the draft model before which nothing can be complete
-        self.most = min(most, shadow.room)
-        self.ids: list[int] = []
-        self.chances: list[float] = []
-        self.done = False
-        self._end: tuple[int, float] | None = None  # a special token and its chance
-        self._tokens: list[int] = []
-        self._confidence: list[float] = []
-
-    def append(self, token: int, chance: float) -> None:
-        if self.pair.draft.pieces[token]:
-            self.ids.append(token)
-            self.chances.append(chance)
-        else:
-            self._end = (self.pair.to_target[token], chance)
-        self.done = self._end is not None or len(self.ids) >= self.most
-        if self.done or len(self.ids) >= self.least:
-            self._translate()
-            self.done = self.done or len(self._tokens) >= self.budget
-
-    def _translate(self) -> None:
-        target, draft = self.pair.target, self.pair.draft
-        written = draft.spell(self.ids)
-        text = whole_characters(written)
-        tokens = continue_ids(target, self.request.tokens, text)
-        ends = cut_places(target, tokens)
-        cuts = [0, *cut_places(draft, self.ids)]
-        if tokens and self._end is None and not self._settled(tokens[-1], ends, cuts):
-            tokens.pop()
-        self._tokens = tokens
-        self._confidence = [
-            prod(chance for chance, at in zip(self.chances, cuts) if start <= at < end)
-            for start, end in zip([0, *ends], ends[: len(tokens)])
-        ]
-        if self._end is not None and self._end[0] != NONE and target.spell(tokens) == written:
-            self._tokens.append(self._end[0])
-            self._confidence.append(self._end[1])
-
-    def _settled(self, last: int, ends: list[int], cuts: list[int]) -> bool:
-        """Whether the target's last token cannot be the first part of a longer one: there is none,
-        or the draft model has one, too, and yet wrote just this."""
-        piece = self.pair.target.pieces[last] or b""
-        if not self.pair.target.goes_on(piece):
-            return True
-        span = (ends[-2] if len(ends) > 1 else 0, ends[-1])
-        return span in set(pairwise(cuts)) and self.pair.draft.goes_on(piece)
-
-    def tree(self, source: str) -> TokenTree:
-        n = self.budget
-        return TokenTree.chain(self._tokens[:n], source, confidence=self._confidence[:n])
+        best, ids = logits.topk(FIRST, -1)
+        chances = (best - torch.logsumexp(logits, -1, keepdim=True)).exp()
+        for draft, some, likely in zip(drafts, ids.tolist(), chances.tolist(), strict=True):
+            draft.extend(some, likely)
