@@ -114,13 +114,13 @@ def test_drawn_trees_have_the_targets_distribution(models: Models, tree: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("tree", [[3, 1], [2, 2, 1], "optimal"], ids=str)
+@pytest.mark.parametrize("tree", [[2, 2, 1], "optimal"], ids=str)
 def test_drawn_trees_have_exactly_the_targets_distribution(
     models: Models, tree: Any, options: str
 ) -> None:
     config = {"model": models.small_noisy, "verification": "traversal", "tree": tree}
     config["num_speculative_tokens"] = 5
-    assert chi_square_excess(models.small, config, OPTIONS[options], MANY) < 1
+    assert chi_square_excess(models.small, config, OPTIONS[options], MANY // 2) < 1
 
 
 def test_drawn_siblings_share_a_row_of_q_and_differ(models: Models) -> None:
