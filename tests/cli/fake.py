@@ -8,6 +8,7 @@ from typing import Any
 from outrider.core.errors import ConfigError, InvalidRequest, ModelError, unknown_name
 from outrider.core.grounding import ground
 from outrider.core.outputs import CompletionOutput, Delta, RequestOutput, Speculation
+from outrider.engine.policy.explain import Explanation
 
 # Steps of one answer: tokens as bytes, and whether each came from a draft.
 Step = list[tuple[bytes, bool]]
@@ -90,6 +91,9 @@ class FakeLLM:
         except GeneratorExit:
             self.aborted += 1
             raise
+
+    def explain(self) -> Explanation:
+        return Explanation("auto", True, {1: 50.0, 2: 75.0})
 
     def _result(
         self, text: str, ids: list[int], speculation: Speculation, params: Any

@@ -67,6 +67,17 @@ def test_drafted_tokens_are_coloured(made: list[FakeLLM], run: Run) -> None:
     assert "auto" in err.splitlines()[0]
 
 
+def test_explanations_follow_the_answer_where_they_are_asked_for(
+    made: list[FakeLLM], run: Run
+) -> None:
+    code, out, err = run("generate", "Why?", "--explain")
+    assert code == 0 and "rows" not in out
+    assert " ".join(err.splitlines()[-1].split()) == "over 2 rows 75.00 ms pays from 0.50 tokens"
+    assert "pays from" not in run("generate", "Why?")[2]
+    _, out, _ = run("generate", "Why?", "--explain", "--json")
+    assert json.loads(out)["explanation"]["pass_milliseconds"] == {"1": 50.0, "2": 75.0}
+
+
 def test_options_reach_the_engine(made: list[FakeLLM], run: Run) -> None:
     options = "--drafter none --num-speculative-tokens 3 --temperature 0.5 --top-p 0.9 --top-k 4"
     options += " --min-p 0.1 --seed 5 --max-tokens 9 --stop a --stop b --system Be --device cpu"

@@ -87,7 +87,9 @@ class Compared(EarlyExitDrafter):
 
     def _extend(self, drafts: list[Any], logits: Tensor) -> None:
         for draft, row in zip(drafts, logits, strict=True):
-            fresh = fed_back(self.shallow, [*draft.request.tokens, *draft.tokens])[-1]
+            fresh = fed_back(
+                self.shallow, [*draft.request.tokens, *draft.path_tokens(draft.frontier[0])]
+            )[-1]
             self.worst = max(self.worst, float((fresh - row).abs().max()))
             self.rows += 1
         super()._extend(drafts, logits)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drafters.counting import Counting, Watched
 
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
@@ -61,31 +62,6 @@ def test_a_match_at_the_end_repeats() -> None:
     text = [9, 4, 5, 4, 5]
     index.extend(text)
     assert index.continuation(text, 5)[0] == [4, 5, 4, 5, 4]
-
-
-class Counting(dict):
-    """Counts what is written and looked up."""
-
-    work = 0
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.work += 1
-        super().__setitem__(key, value)
-
-    def get(self, *args: Any) -> Any:
-        self.work += 1
-        return super().get(*args)
-
-
-class Watched(list):
-    """Counts the tokens that are read."""
-
-    read = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        found = super().__getitem__(at)
-        self.read += len(found) if isinstance(at, slice) else 1
-        return found
 
 
 def test_a_token_costs_the_same_however_long_the_text_is() -> None:

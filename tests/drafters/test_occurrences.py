@@ -5,6 +5,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drafters.counting import Counting, Watched
 
 from outrider.drafters.occurrences import SEPARATOR, Archive, Matches, Occurrences
 
@@ -64,31 +65,6 @@ def test_of_many_matches_those_that_go_on_are_kept(text: Any, gram: int, most: i
         others = list(found)[len(going_on) :]
         assert others == sorted(set(everything) - set(going_on), reverse=True)[: len(others)]
         before = found
-
-
-class Counting(dict):
-    """Counts what is written and looked up."""
-
-    work = 0
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.work += 1
-        super().__setitem__(key, value)
-
-    def get(self, *args: Any) -> Any:
-        self.work += 1
-        return super().get(*args)
-
-
-class Watched(list):
-    """Counts the tokens that are read."""
-
-    read = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        found = super().__getitem__(at)
-        self.read += len(found) if isinstance(at, slice) else 1
-        return found
 
 
 def test_a_token_costs_the_same_however_long_the_text_is() -> None:

@@ -1,5 +1,6 @@
 """The proposal of a drafter: a tree of tokens that hangs below the last committed token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,26 +56,16 @@ class TokenTree:
     @cached_property
     def depths(self) -> list[int]:
         """Distance from the root, 1 for its children."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return depths
+        return depths_of(self.parents)
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
         """Node (or ROOT) -> its children in draw order; leaves are absent."""
-        children: dict[int, list[int]] = {}
-        for node, parent in enumerate(self.parents):
-            children.setdefault(parent, []).append(node)
-        return children
+        return children_of(self.parents)
 
     def path(self, node: int) -> list[int]:
         """Node indices from the root's child down to `node`, inclusive; empty for ROOT."""
-        path: list[int] = []
-        while node != ROOT:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
+        return path_to(node, self.parents)
 
     def path_tokens(self, node: int) -> list[int]:
         return [self.tokens[i] for i in self.path(node)]
@@ -102,6 +93,28 @@ class TokenTree:
             self.source,
             None if self.confidence is None else [self.confidence[node] for node in nodes],
         )
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return depths
+
+
+def children_of(parents: Sequence[int]) -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    return children
+
+
+def path_to(node: int, parents: Sequence[int]) -> list[int]:
+    path: list[int] = []
+    while node != ROOT:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
 
 
 def ancestor_mask(parents: list[int]) -> Tensor:

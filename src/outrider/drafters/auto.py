@@ -5,7 +5,7 @@ from outrider.core.request import Request
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verdict import Span
 from outrider.drafters.base import DraftConfig, Drafter
-from outrider.drafters.merging import best_nodes, merge
+from outrider.drafters.merging import merge
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 
@@ -87,8 +87,7 @@ def _merged(trees: list[TokenTree], budget: int) -> TokenTree:
     drawn = [tree for tree in trees if tree.q is not None and len(tree)]
     if drawn:  # must be checked as it is
         return drawn[0]
-    tree, chances = merge(trees, [_own_word(tree) for tree in trees])
-    return tree.select(best_nodes(chances, budget))
+    return merge(trees, [_own_word(tree) for tree in trees], budget)[0]
 
 
 def _own_word(tree: TokenTree) -> list[float]:

@@ -10,22 +10,22 @@ from outrider.core.errors import ConfigError
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import Verdict
-from outrider.drafters.base import DraftConfig, Drafter
+from outrider.drafters.base import DraftConfig
+from outrider.drafters.growing import GrowingDrafter
+from outrider.drafters.growth import Draft
 from outrider.drafters.layer_search import LayerSearch
+from outrider.drafters.level import level_segments
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 from outrider.model.segment import Segment
-from outrider.sampling.choose import NO_TOKEN, choose, distribution, draw
 from outrider.sampling.counts import Counts
-from outrider.sampling.process import process
-from outrider.sampling.rows import Row
 
 SEARCH_EVERY = 64  # written tokens per comparison of two sets of layers: what the search may cost
 SEARCH_TOKENS = 32  # on which they are compared
 LEAST_LIKELY = -16.0  # log-likelihoods are cut here: one token may not decide a comparison
 
 
-class EarlyExitDrafter(Drafter):
+class EarlyExitDrafter(GrowingDrafter):
     """`exit_layer` runs only so many of the first layers, `skip_layers` all but those it names.
 
     Either way the target's own norm and head follow, and its own KV is what precedes. A draft
@@ -37,7 +37,7 @@ class EarlyExitDrafter(Drafter):
     """
 
     name = "early_exit"
-    options = {"exit_layer": None, "skip_layers": None}  # noqa: RUF012
+    options = {"exit_layer": None, "skip_layers": None, **GrowingDrafter.options}  # noqa: RUF012
     longest = 4
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
@@ -80,6 +80,7 @@ class EarlyExitDrafter(Drafter):
         return frozenset(skip)
 
     def reset(self) -> None:
+        super().reset()
         self._search = LayerSearch(self._layers) if self._fixed is None else None
         self._unsearched = 0  # tokens written since two sets were last compared
 
@@ -89,44 +90,38 @@ class EarlyExitDrafter(Drafter):
 
     def bind(self, kv: KVCache) -> None:
         self._kv = kv
-        self._counts = Counts(self.target_runner.vocabulary, self.target_runner.device)
+        self.counts = Counts(self.target_runner.vocabulary, self.target_runner.device)
 
     def release(self, request: Request) -> None:
-        self._counts.release(request)
+        self.counts.release(request)
 
     # ---- drafting ----
 
-    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
-        drafts = [_Draft(request, k) for request, k in zip(batch, budgets, strict=True)]
-        active = [draft for draft in drafts if draft.budget > 0]
-        while active:
-            segments = [draft.next_segment() for draft in active]
-            self._extend(active, self.target_runner.forward(segments, self.skip))
-            active = [draft for draft in active if len(draft.tokens) < draft.budget]
-        return [draft.tree(self.name) for draft in drafts]
+    def _deepest(self, request: Request) -> int:
+        return self.target_runner.loaded.context_length - len(request.tokens)
 
-    def _extend(self, drafts: list["_Draft"], logits: Tensor) -> None:
-        """Choose one more token each, by the target's own rules, so that the two agree often.
+    def _read(self, requests: list[Request]) -> Tensor:
+        """Only the text's last token has no KV of the target's yet."""
+        segments = [
+            Segment.chain(
+                request.tokens[len(request.slots) :],
+                request.reserved[: request.pending],
+                request.slots,
+                logits_from=request.pending - 1,
+            )
+            for request in requests
+        ]
+        return self.target_runner.forward(segments, self.skip)
 
-        logits [drafts, vocabulary]
-        """
-        rows = [Row(draft.request, draft.tokens.copy()) for draft in drafts]
-        scores = process(logits, rows, self._counts)  # [drafts, vocabulary]
-        if self.config.verification == "coupled":
-            tokens = choose(scores, rows)  # [drafts]
-        else:
-            # Traversal tests a token against the q it was drawn from, with noise of its own.
-            tokens = draw(scores, rows, lanes=[len(row.path) for row in rows])
-            for draft, q in zip(drafts, distribution(scores, rows), strict=True):
-                draft.q.append(q)
-        sure = scores.softmax(-1).gather(1, tokens.clamp(min=0)[:, None])[:, 0]  # [drafts]
-        for draft, token, chance in zip(drafts, tokens.tolist(), sure.tolist(), strict=True):
-            draft.append(token, chance)
+    def _pass(self, drafts: list[Draft]) -> Tensor:
+        segments = [segment for draft in drafts for segment in level_segments(draft)]
+        return self.target_runner.forward(segments, self.skip)
 
     # ---- the search ----
 
     def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
         """Now and then, try another set of layers on what was written last."""
+        super().review(batch, trees, verdicts)
         search = self._search
         if search is None or search.done:
             return
@@ -166,37 +161,3 @@ class EarlyExitDrafter(Drafter):
 
 def _is_index(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-class _Draft:
-    """One request's chain while it grows."""
-
-    def __init__(self, request: Request, budget: int) -> None:
-        self.request = request
-        self.budget = budget
-        self.tokens: list[int] = []
-        self.confidence: list[float] = []
-        self.q: list[Tensor] = []  # each [vocabulary]
-
-    def append(self, token: int, chance: float) -> None:
-        if token == NO_TOKEN:  # everything is banned here: the draft ends before
-            self.budget = len(self.tokens)
-            del self.q[self.budget :]
-        else:
-            self.tokens.append(token)
-            self.confidence.append(chance)
-
-    def next_segment(self) -> Segment:
-        """The rows that have no KV yet: at first the text's last token, then the draft's."""
-        request, done = self.request, len(self.tokens)
-        if not done:
-            pending = request.tokens[len(request.slots) :]
-            slots = request.reserved[: request.pending]
-            return Segment.chain(pending, slots, request.slots, logits_from=len(pending) - 1)
-        before = request.pending + done - 1
-        context = request.slots + request.reserved[:before]
-        return Segment.chain(self.tokens[-1:], request.reserved[before : before + 1], context, 0)
-
-    def tree(self, source: str) -> TokenTree:
-        q = torch.stack(self.q) if self.q else None
-        return TokenTree.chain(self.tokens, source, q, self.confidence)

@@ -85,7 +85,9 @@ def foreign_drafter(config: DraftConfig, target: LoadedModel, loaded: LoadedMode
 class ForeignModelDrafter(Drafter):
     """What both ways share. The draft model reads the text in tokens and slots of its own."""
 
-    name = "draft_model"
+    name = DraftModelDrafter.name
+    options = DraftModelDrafter.options
+    longest = DraftModelDrafter.longest
     translation: Translation
 
     def _set_up(self, texts: ForeignTexts, overlap: Overlap) -> None:
@@ -107,8 +109,6 @@ class IntersectionDrafter(ForeignModelDrafter, GrowingDrafter):
     and all that a drafter of the same vocabulary does with logits is done with these.
     """
 
-    options = DraftModelDrafter.options
-    longest = DraftModelDrafter.longest
     translation = "intersection"
 
     def __init__(
@@ -159,8 +159,6 @@ class IntersectionDrafter(ForeignModelDrafter, GrowingDrafter):
 class StringsDrafter(ForeignModelDrafter):
     """Drafts greedily in tokens of its own; the target's tokenizer cuts what was written."""
 
-    options = DraftModelDrafter.options
-    longest = DraftModelDrafter.longest
     translation = "strings"
 
     def __init__(

@@ -3,7 +3,7 @@
 import torch
 
 from outrider.core.request import Request
-from outrider.core.tree import ROOT, TokenTree
+from outrider.core.tree import ROOT, TokenTree, path_to
 from outrider.drafters.candidates import Found
 from outrider.drafters.shapes import Shape
 from outrider.sampling.choose import NO_TOKEN
@@ -46,11 +46,7 @@ class Draft:
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node`, inclusive."""
-        path: list[int] = []
-        while node != ROOT:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
+        return path_to(node, self.parents)
 
     def path_tokens(self, node: int) -> list[int]:
         return [self.tokens[i] for i in self.path(node)]

@@ -3,13 +3,13 @@
 from outrider.core.tree import ROOT, TokenTree
 
 
-def merge(trees: list[TokenTree], chances: list[list[float]]) -> tuple[TokenTree, list[float]]:
-    """The union of the trees, and per node the best of its chances.
+def merge(
+    trees: list[TokenTree], chances: list[list[float]], most: int
+) -> tuple[TokenTree, list[float]]:
+    """The `most` likeliest nodes of the union of the trees, and per node the best of its chances.
 
     `chances[t][i]`: that the target's text runs through node i of tree t.
     """
-    if len(trees) == 1:
-        return trees[0], chances[0]
     tokens: list[int] = []
     parents: list[int] = []
     best: list[float] = []
@@ -26,7 +26,9 @@ def merge(trees: list[TokenTree], chances: list[list[float]]) -> tuple[TokenTree
             place[node] = known[key]
             best[place[node]] = max(best[place[node]], own[node])
     source = "+".join(tree.source for tree in trees if len(tree))
-    return TokenTree(tokens, parents, source or trees[0].source), best
+    union = TokenTree(tokens, parents, source or trees[0].source)
+    kept = best_nodes(best, most)
+    return union.select(kept), [best[node] for node in kept]
 
 
 def best_nodes(chances: list[float], count: int) -> list[int]:

@@ -12,7 +12,7 @@ from itertools import accumulate, product
 from typing import Any
 
 from outrider.core.errors import ConfigError
-from outrider.core.tree import ROOT
+from outrider.core.tree import ROOT, children_of, depths_of
 
 Path = tuple[int, ...]  # ranks from the root's child down to a node
 MOST_NODES = 1024  # of a tree that a user describes
@@ -29,19 +29,12 @@ class Shape:
 
     @cached_property
     def depths(self) -> list[int]:
-        """Distance from the root, 1 for its children."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return depths
+        return depths_of(self.parents)
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
         """Node (or ROOT) -> its children by rank; leaves are absent."""
-        children: dict[int, list[int]] = {}
-        for node, parent in enumerate(self.parents):
-            children.setdefault(parent, []).append(node)
-        return children
+        return children_of(self.parents)
 
     @cached_property
     def ranks(self) -> list[int]:

@@ -168,7 +168,7 @@ class Drafting:
         fixed = [r for r in batch if self._plans[r].length is not None]
         free = [r for r in batch if self._plans[r].length is None]
         for drafter in self._competing(fixed):
-            self._call(drafter, fixed, budget)
+            self._call(drafter, self._drafted_by(drafter, fixed), budget)
         trees = {r: self._as_proposed(r) for r in fixed}
         taken = sum(len(tree) for tree in trees.values())
         base = base._replace(rows=base.rows + taken)
@@ -187,21 +187,27 @@ class Drafting:
         competing = self._competing(batch)
         asked: list[tuple[Drafter, Request]] = []
         for drafter in filter(_is_lookup, competing):
-            due = [r for r in batch if drafter in self._plans[r].drafters]
-            due = [r for r in due if self.policy.worth_a_look(r, drafter.name, base)]
+            due = [
+                request
+                for request in self._drafted_by(drafter, batch)
+                if self.policy.worth_a_look(request, drafter.name, base)
+            ]
             if due:
                 self._call(drafter, due, budget)
                 asked += [(drafter, request) for request in due]
-        cut = self._cut(batch, base, room)
+        cut = self._cut(batch, budget, base, room)
         for drafter, request in asked:
             self.policy.credit(request, drafter.name, cut.expected[request])
         for drafter in competing:
             if not _is_lookup(drafter) and self._ask(drafter, batch, budget, base, cut):
-                cut = self._cut(batch, base, room)
+                cut = self._cut(batch, budget, base, room)
         return cut.trees
 
     def _competing(self, batch: list[Request]) -> list[Drafter]:
         return list(dict.fromkeys(d for r in batch for d in self._plans[r].drafters))
+
+    def _drafted_by(self, drafter: Drafter, batch: list[Request]) -> list[Request]:
+        return [request for request in batch if drafter in self._plans[request].drafters]
 
     def _ask(
         self,
@@ -212,7 +218,7 @@ class Drafting:
         cut: "Cut",
     ) -> bool:
         """Have a drafter that costs time draft for those requests where it pays, if any."""
-        mine = [r for r in batch if drafter in self._plans[r].drafters]
+        mine = self._drafted_by(drafter, batch)
         outlooks = []
         for request in mine:
             deepest = min(budget[request], drafter.longest)
@@ -233,19 +239,18 @@ class Drafting:
         return True
 
     def _call(self, drafter: Drafter, batch: list[Request], budget: dict[Request, int]) -> None:
-        """Have one drafter propose for those of the batch that it drafts for."""
-        mine = [r for r in batch if drafter in self._plans[r].drafters]
+        """Have one drafter propose for a batch; the policy asks for no more than its longest."""
         budgets = [
-            min(budget[r], drafter.longest if self._plans[r].length is None else budget[r])
-            for r in mine
+            budget[r] if self._plans[r].length is not None else min(budget[r], drafter.longest)
+            for r in batch
         ]
         start = perf_counter()
-        trees = drafter.propose(mine, budgets)
+        trees = drafter.propose(batch, budgets)
         seconds = perf_counter() - start
-        self.policy.timings[drafter.name].learn(seconds, len(mine), max(budgets))
+        self.policy.timings[drafter.name].learn(seconds, len(batch), max(budgets))
         if not drafter.light:
             self.model_seconds += seconds
-        for request, tree, most in zip(mine, trees, budgets, strict=True):
+        for request, tree, most in zip(batch, trees, budgets, strict=True):
             self._check(drafter, tree, most)
             if len(tree):
                 chances = self.policy.chances(request, drafter.name, tree)
@@ -258,7 +263,9 @@ class Drafting:
                 f"budget of {budget} and {self.runner.vocabulary} token ids; this is its fault"
             )
 
-    def _cut(self, batch: list[Request], base: Pass, room: int) -> "Cut":
+    def _cut(
+        self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int
+    ) -> "Cut":
         """Of all that was proposed, what is worth checking."""
         whole: dict[Request, Proposal] = {}
         merged: dict[Request, tuple[TokenTree, list[float]]] = {}
@@ -268,7 +275,8 @@ class Drafting:
             if uncut:
                 whole[request] = uncut[-1]
             elif proposals:
-                merged[request] = merge([p.tree for p in proposals], [p.chances for p in proposals])
+                _, trees, chances = zip(*proposals, strict=True)
+                merged[request] = merge(list(trees), list(chances), budget[request])
         taken = sum(len(p.tree) for p in whole.values())
         expected = {r: sum(p.chances) for r, p in whole.items()}
         base = base._replace(
@@ -276,12 +284,12 @@ class Drafting:
             log_gain=base.log_gain + sum(map(log1p, expected.values())),
         )
         choice = self.policy.choose([m[1] for m in merged.values()], base, max(0, room - taken))
-        trees = dict.fromkeys(batch, TokenTree.empty())
-        trees |= {r: p.tree for r, p in whole.items()}
-        for (request, (tree, chances)), kept in zip(merged.items(), choice.kept, strict=True):
-            trees[request] = tree.select(kept)
-            expected[request] = sum(chances[node] for node in kept)
-        return Cut(trees, {r: expected.get(r, 0.0) for r in batch}, choice.log_gain, choice.speed)
+        checked = dict.fromkeys(batch, TokenTree.empty())
+        checked |= {r: p.tree for r, p in whole.items()}
+        for (request, (tree, paths)), kept in zip(merged.items(), choice.kept, strict=True):
+            checked[request] = tree.select(kept)
+            expected[request] = sum(paths[node] for node in kept)
+        return Cut(checked, {r: expected.get(r, 0.0) for r in batch}, choice.log_gain, choice.speed)
 
     def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
         """What the target wrote, held against all that was proposed, checked or not."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.tree import ancestor_mask
+from outrider.core.tree import ancestor_mask, depths_of
 
 
 @dataclass(eq=False)
@@ -29,10 +29,7 @@ class Segment:
 
     @property
     def positions(self) -> list[int]:
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        return [len(self.context) + depth for depth in depths]
+        return [len(self.context) + depth - 1 for depth in depths_of(self.parents)]
 
 
 @dataclass(eq=False)

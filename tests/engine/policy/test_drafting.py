@@ -90,6 +90,15 @@ def test_of_two_drafters_the_better_one_is_believed() -> None:
     assert both >= 0.95 * alone
 
 
+class Short(Oracle):
+    """Proposes one token where two may be checked."""
+
+    longest = 2
+
+    def lookup(self, request: Request, ahead: list[int], budget: int) -> TokenTree:
+        return super().lookup(request, ahead, 1)
+
+
 def test_two_halves_of_the_truth_are_merged() -> None:
     """Each drafter is right half of the time, and never both: their trees together are."""
 
@@ -99,22 +108,27 @@ def test_two_halves_of_the_truth_are_merged() -> None:
     def second(request: Request) -> float:
         return 1 - first(request)
 
-    even = type("Even", (Oracle,), {"honesty": first, "longest": 1})
-    odd = type("Odd", (Other,), {"honesty": second, "longest": 1})
+    even = type("Even", (Short,), {"honesty": first})
+    odd = type("Odd", (Short,), {"honesty": second, "name": "other"})
     both = Replay([even, odd]).run(1, 300).speed_up
     assert both > 1.05 * Replay([even]).run(1, 300).speed_up
 
 
-class Costly(Oracle):
-    """Takes as long as a pass for every token: only the truth could be worth it, and hardly."""
+class Counted(Oracle):
+    """Remembers for how many requests it was asked."""
 
-    name = "costly"
-    light = False
     calls: ClassVar[list[int]] = []
 
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
         self.calls.append(len(batch))
         return super().propose(batch, budgets)
+
+
+class Costly(Counted):
+    """Not a lookup: the policy thinks before it asks."""
+
+    name = "costly"
+    light = False
 
 
 @pytest.mark.parametrize(("honesty", "seconds", "often"), [(0.0, 5.0, False), (0.95, 5.0, True)])
@@ -147,3 +161,18 @@ def test_the_same_texts_and_costs_give_the_same_choices() -> None:
     random.seed(3)  # must not matter
     one, two = (Replay([oracle(0.6)]).run(3, 100) for _ in range(2))
     assert one == two
+
+
+def test_a_lookup_that_gains_nothing_is_seldom_asked_where_its_time_would_show() -> None:
+    """In a large batch the time per request is short; alone, a look costs next to nothing."""
+    kind = type("Slow", (Counted,), {"honesty": lambda request: 0.0, "calls": []})
+    replay = Replay([kind])
+    timing = replay.policy.timings[kind.name]
+    timing.per_request = 5.0  # a tenth of a pass
+    timing.learn = lambda *args: None  # type: ignore[method-assign]  # no clock in this test
+    replay.run(8, 100)
+    assert sum(kind.calls) < 0.35 * 8 * 100
+    asked = sum(kind.calls)
+    replay.policy.draft_always()  # as audits have it
+    replay.run(8, 100)
+    assert sum(kind.calls) - asked >= 8 * 98
