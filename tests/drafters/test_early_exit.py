@@ -27,6 +27,7 @@ from outrider.drafters import early_exit
 from outrider.drafters.early_exit import EarlyExitDrafter
 from outrider.drafters.layer_search import PATIENCE, LayerSearch
 from outrider.engine.llm import LLM
+from outrider.model.flight import Flight
 
 
 def make_self_drafting(target: str, length: int = 3, engine: Any = None, **config: Any) -> LLM:
@@ -237,13 +238,18 @@ def test_the_search_costs_two_small_passes_now_and_then(
 
 def _rows_of_passes(llm: LLM) -> list[int]:
     rows: list[int] = []
-    forward = llm.engine.runner.forward
+    runner = llm.engine.runner
+    forward, launch = runner.forward, runner.launch  # of the drafter, of the engine
 
     def counted(segments: list[Any], *skip: Any) -> Tensor:
         rows.append(sum(len(segment) for segment in segments))
         return forward(segments, *skip)
 
-    llm.engine.runner.forward = counted  # type: ignore[method-assign]
+    def counted_too(segments: list[Any]) -> Flight:
+        rows.append(sum(len(segment) for segment in segments))
+        return launch(segments)
+
+    runner.forward, runner.launch = counted, counted_too  # type: ignore[method-assign]
     return rows
 
 

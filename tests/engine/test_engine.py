@@ -22,6 +22,7 @@ from outrider.core.errors import ConfigError, InvalidRequest
 from outrider.core.outputs import RequestOutput
 from outrider.core.params import SamplingParams
 from outrider.engine.llm import LLM
+from outrider.model.flight import Flight
 
 PROMPT = random_prompt(11, 9)
 
@@ -134,13 +135,13 @@ def test_a_prompt_read_in_parts_is_shared_too(models: Models, rows: int) -> None
 def _rows(llm: LLM) -> list[int]:
     """Rows of each sequence in each pass from now on."""
     seen: list[int] = []
-    forward = llm.engine.runner.forward
+    launch = llm.engine.runner.launch
 
-    def watched(segments: list[Any]) -> torch.Tensor:
+    def watched(segments: list[Any]) -> Flight:
         seen.extend(len(segment) for segment in segments)
-        return forward(segments)
+        return launch(segments)
 
-    llm.engine.runner.forward = watched  # type: ignore[method-assign]
+    llm.engine.runner.launch = watched  # type: ignore[method-assign]
     return seen
 
 
@@ -233,13 +234,13 @@ def test_first_come_first_served(models: Models) -> None:
 def test_a_pass_holds_no_more_rows_than_allowed(models: Models, asked: list[Ask]) -> None:
     llm = make_llm(models.target, drafting(models, "draft_model", 5), max_num_batched_tokens=12)
     passes: list[int] = []
-    forward = llm.engine.runner.forward
+    launch = llm.engine.runner.launch
 
-    def watched(segments: list[Any]) -> torch.Tensor:
+    def watched(segments: list[Any]) -> Flight:
         passes.append(sum(len(segment) for segment in segments))
-        return forward(segments)
+        return launch(segments)
 
-    llm.engine.runner.forward = watched  # type: ignore[method-assign]
+    llm.engine.runner.launch = watched  # type: ignore[method-assign]
     run(llm, asked)
     assert max(passes) == 12
 

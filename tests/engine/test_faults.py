@@ -119,7 +119,7 @@ def world(models: Models, plain: LLM, asked: list[Ask], expected: list[RequestOu
 def keep_one_slot_too_many(patch: Patch) -> None:
     commit = KVCache.commit
 
-    def wrong(kv: KVCache, request: Request, keep: list[int]) -> None:
+    def wrong(kv: KVCache, request: Request, keep: list[int], ahead: int = 0) -> None:
         spare = [i for i in range(len(request.reserved)) if i not in keep]
         commit(kv, request, keep + spare[:1] if keep else keep)
 
@@ -129,14 +129,16 @@ def keep_one_slot_too_many(patch: Patch) -> None:
 def keep_one_slot_too_few(patch: Patch) -> None:
     commit = KVCache.commit
     patch.setattr(
-        KVCache, "commit", lambda kv, r, keep: commit(kv, r, keep[:-1] if keep[1:] else keep)
+        KVCache,
+        "commit",
+        lambda kv, r, keep, ahead=0: commit(kv, r, keep[:-1] if keep[1:] else keep),
     )
 
 
 def keep_the_slot_beside(patch: Patch) -> None:
     commit = KVCache.commit
 
-    def wrong(kv: KVCache, request: Request, keep: list[int]) -> None:
+    def wrong(kv: KVCache, request: Request, keep: list[int], ahead: int = 0) -> None:
         beside = [i - 1 if i == keep[-1] and i - 1 not in keep else i for i in keep]
         commit(kv, request, beside)
 
@@ -144,7 +146,7 @@ def keep_the_slot_beside(patch: Patch) -> None:
 
 
 def write_kv_to_the_wrong_slot(patch: Patch) -> None:
-    right = engine_module._segment
+    right = engine_module.segment_of
 
     def wrong(item: Any, tree: Any) -> Segment:
         segment = right(item, tree)
@@ -155,7 +157,7 @@ def write_kv_to_the_wrong_slot(patch: Patch) -> None:
             segment.slots = slots[:first] + slots[first + 1 :] + slots[first : first + 1]
         return segment
 
-    patch.setattr(engine_module, "_segment", wrong)
+    patch.setattr(engine_module, "segment_of", wrong)
 
 
 def show_siblings(patch: Patch) -> None:
@@ -245,7 +247,7 @@ def forget_that_a_slot_was_handed_out_again(patch: Patch) -> None:
 
 
 def lose_the_slots_of_rejected_nodes(patch: Patch) -> None:
-    def wrong(kv: KVCache, request: Request, keep: list[int]) -> None:
+    def wrong(kv: KVCache, request: Request, keep: list[int], ahead: int = 0) -> None:
         request.slots.extend(request.reserved[i] for i in keep)
         request.reserved = array("q")
 

@@ -156,7 +156,7 @@ class Model(nn.Module):
 
 
 def decoder_layers(model: nn.Module, layers: list[Layer]) -> DecoderLayers:
-    calls = [LayerCall(layer.attention, 1, 1, 1, None, None) for layer in layers]
+    calls = [LayerCall(layer.attention, 1, 1, 1, 1, None, None) for layer in layers]
     return DecoderLayers(model, calls, torch.device("cpu"))
 
 

@@ -128,6 +128,13 @@ class Drafting:
         self._extra[method] = made
         return made
 
+    def can_wait(self, request: Request) -> bool:
+        """Whether the next pass may start without drafts for it: none are made, or they are
+        lookups, which the policy asks for again a step later."""
+        plan = self._plans[request]
+        lookups = all(map(_is_lookup, plan.drafters))
+        return not plan.drafters or (plan.length is None and lookups)
+
     def most(self, request: Request) -> int:
         """Nodes that the request may be given in a step."""
         return self._plans[request].most

@@ -12,7 +12,7 @@ from outrider.core.errors import ConfigError, InvalidRequest
 from outrider.core.outputs import Delta
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
-from outrider.core.tree import ROOT, TokenTree
+from outrider.core.tree import TokenTree
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import Drafter
 from outrider.drafters.registry import parse_config
@@ -20,6 +20,7 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.drafting import Drafting
 from outrider.engine.intake import Intake
+from outrider.engine.launched import Launched, segment_ahead, segment_of
 from outrider.engine.phases import phase
 from outrider.engine.policy.calibration import SLOTS, calibrate
 from outrider.engine.policy.cost import Measured
@@ -31,10 +32,9 @@ from outrider.engine.sequence import Job, Sequence
 from outrider.model.kv import KVCache, slots_that_fit
 from outrider.model.loading import fix_rotary, load_model
 from outrider.model.runner import Runner
-from outrider.model.segment import Segment
 from outrider.sampling.counts import Counts
 from outrider.sampling.rows import RowError
-from outrider.verify import verify
+from outrider.verify import best_decides, verify
 
 
 class Engine:
@@ -65,6 +65,7 @@ class Engine:
         self.kv = KVCache(self._slots(), config.enable_prefix_caching)
         self.max_model_len = min(self.max_model_len, self.kv.total)
         self.runner.allocate(self.kv.total)
+        self.runner.speed_up(config.max_num_seqs, self.max_model_len)
         self.drafting.bind(self.kv)
         self.scheduler = Scheduler(
             self.kv,
@@ -78,6 +79,8 @@ class Engine:
         )
         self.jobs: dict[str, Job] = {}
         self.steps = 0
+        self._ahead: Launched | None = None  # the next pass, where it has already started
+        self._landed_at = 0.0  # when the last pass was known here
         self.seconds: defaultdict[str, float] = defaultdict(float)  # by phase, and "step" in all
         if self.drafting.adaptive:
             _ = self.policy.cost  # now, not while the first request waits
@@ -174,24 +177,30 @@ class Engine:
         """One pass for everybody whose turn it is."""
         if self.idle:
             return []
-        work = self.scheduler.schedule()
+        launched = self._ahead and self._ahead.still_wanted(self.scheduler)
+        self._ahead = None
+        work = launched.work if launched else self.scheduler.schedule()
         assert work, "requests are waiting, but none can run"
         self.steps += 1
         try:
+            # While a pass that ran ahead is under way, drafts come too late for it; but they tell
+            # whether the next one should wait for drafts.
             trees = self._draft(work)
-            start = perf_counter()
-            logits = self._forward(work, trees)
-            verdicts = self._verify(work, trees, logits)
-            self._time(work, trees, perf_counter() - start)
+            launched = launched or self._launch(work, trees)
+            if not any(map(len, trees)):
+                self._ahead = self._run_ahead(launched)
+            verdicts = self._verify(launched)
+            self._time(launched)
         except BaseException as error:
             # Nothing was committed: the slots go back, and everybody takes their turn again.
+            self._ahead = None
             for item in work:
                 self.kv.commit(item.sequence.request, [])
             if isinstance(error, RowError):
                 return self._fail(error)
             raise
-        self._review(work, trees, verdicts)
-        self._commit(work, trees, verdicts, logits)
+        self._review(launched, verdicts)
+        self._commit(launched, verdicts)
         return self._emit(work)
 
     @phase("draft")
@@ -211,38 +220,82 @@ class Engine:
         return [trees[id(item)] for item in work]
 
     @phase("forward")
-    def _forward(self, work: list[Work], trees: list[TokenTree]) -> Tensor:
-        """[rows with logits, vocabulary]: of each text that is complete, root first."""
-        segments = [_segment(item, tree) for item, tree in zip(work, trees, strict=True)]
-        return self.runner.forward(segments)
+    def _launch(self, work: list[Work], trees: list[TokenTree]) -> Launched:
+        segments = [segment_of(item, tree) for item, tree in zip(work, trees, strict=True)]
+        start = perf_counter()
+        return Launched(work, trees, self.runner.launch(segments), start)
+
+    @phase("forward")
+    def _run_ahead(self, launched: Launched) -> Launched | None:
+        """On a GPU: start the next pass before the tokens of this one are known here, where it can
+        only be one row for each of the same texts. A text that turns out to have ended is dropped
+        from it later."""
+        work = launched.work
+        if launched.flight.landed is None or self.scheduler.would_admit:
+            return None
+        if not all(self._plain_and_going_on(item) for item in work):
+            return None
+        if len(work) < len(self.scheduler.running) or self.kv.available < len(work):
+            return None
+        for item in work:
+            self.kv.reserve(item.sequence.request, 1)
+        rows = launched.rows or range(len(work))
+        segments = [segment_ahead(item, row) for item, row in zip(work, rows, strict=True)]
+        flight = self.runner.launch(segments)
+        items = [Work(item.sequence, 1, self._nodes_ahead(item.sequence)) for item in work]
+        return Launched(items, [TokenTree.empty()] * len(items), flight, perf_counter())
+
+    def _nodes_ahead(self, sequence: Sequence) -> int:
+        """What might be drafted for a text, one token from now."""
+        return max(0, min(self.drafting.most(sequence.request), sequence.remaining - 2))
+
+    def _plain_and_going_on(self, item: Work) -> bool:
+        request = item.sequence.request
+        return (
+            item.completes
+            and item.rows == 1
+            and item.sequence.remaining > 1
+            and request.params.logprobs is None
+            and self.drafting.can_wait(request)
+            and best_decides(request, self.draft_config.verification)
+        )
 
     @phase("verify")
-    def _verify(
-        self, work: list[Work], trees: list[TokenTree], logits: Tensor
-    ) -> dict[int, Verdict]:
+    def _verify(self, launched: Launched) -> dict[int, Verdict]:
         """Verdicts by index of work; none for prompts that go on in the next pass."""
+        work, method = launched.work, self.draft_config.verification
         complete = [i for i, item in enumerate(work) if item.completes]
+        requests = [work[i].sequence.request for i in complete]
+        best = launched.best() if all(best_decides(r, method) for r in requests) else None
         verdicts = verify(
-            [trees[i] for i in complete],
-            [work[i].sequence.request for i in complete],
-            logits,
+            [launched.trees[i] for i in complete],
+            requests,
+            launched.flight.logits,
             self.counts,
-            self.draft_config.verification,
+            method,
+            best,
         )
         return dict(zip(complete, verdicts, strict=True))
 
-    def _time(self, work: list[Work], trees: list[TokenTree], seconds: float) -> None:
-        """Only passes that nothing but write tell what drafts cost."""
-        if self.drafting.measures and all(item.completes and item.rows == 1 for item in work):
-            base = _plain_pass(work)
-            rows = base.rows + sum(len(tree) for tree in trees)
-            self.policy.cost.learn(rows, base.sequences, base.keys, seconds)
+    def _time(self, launched: Launched) -> None:
+        """Tell the policy what the pass took. Only passes that nothing but write tell what drafts
+        cost."""
+        now, before = perf_counter(), self._landed_at
+        self._landed_at = now
+        work = launched.work
+        if not self.drafting.measures or any(not i.completes or i.rows > 1 for i in work):
+            return
+        base = _plain_pass(work)
+        rows = base.rows + sum(map(len, launched.trees))
+        # A pass that ran ahead began when the one before it landed.
+        self.policy.cost.learn(rows, base.sequences, base.keys, now - max(before, launched.started))
+        if self.runner.runs_ahead and rows > base.rows:
+            self.policy.waited.learn(launched.started - before, base.writers)
 
     @phase("policy")
-    def _review(
-        self, work: list[Work], trees: list[TokenTree], verdicts: dict[int, Verdict]
-    ) -> None:
+    def _review(self, launched: Launched, verdicts: dict[int, Verdict]) -> None:
         """Tell the drafters what became of their proposals."""
+        work, trees = launched.work, launched.trees
         drafted = [i for i in verdicts if work[i].budget]
         if drafted:
             self.drafting.review(
@@ -251,16 +304,11 @@ class Engine:
                 [verdicts[i] for i in drafted],
             )
 
-    def _commit(
-        self,
-        work: list[Work],
-        trees: list[TokenTree],
-        verdicts: dict[int, Verdict],
-        logits: Tensor,  # [rows with logits, vocabulary]
-    ) -> None:
+    def _commit(self, launched: Launched, verdicts: dict[int, Verdict]) -> None:
         """Keep the accepted nodes' slots, free the rest, and tell the drafters."""
+        logits = launched.flight.logits  # [rows with logits, vocabulary]
         spans, first_row = [], 0
-        for i, (item, tree) in enumerate(zip(work, trees, strict=True)):
+        for i, (item, tree) in enumerate(zip(launched.work, launched.trees, strict=True)):
             request = item.sequence.request
             start = len(request.slots)
             kept: list[int] = []
@@ -268,7 +316,8 @@ class Engine:
                 rows = logits[first_row : first_row + 1 + len(tree)]
                 kept = self._append(item.sequence, tree, verdicts[i], rows)
                 first_row += len(rows)
-            self.kv.commit(request, [*range(item.rows), *(item.rows + node for node in kept)])
+            kept_rows = [*range(item.rows), *(item.rows + node for node in kept)]
+            self.kv.commit(request, kept_rows, ahead=self._ahead is not None)
             if item.sequence.observed < start:  # what the prefix cache held
                 spans.append(Span(request, 0, request.tokens[:start]))
             spans.append(Span(request, start, request.tokens[start : len(request.slots)]))
@@ -356,20 +405,4 @@ def _plain_pass(work: list[Work]) -> Pass:
         rows=sum(item.rows for item in work),
         sequences=len(work),
         keys=sum(len(item.sequence.request.slots) for item in work),
-    )
-
-
-def _segment(item: Work, tree: TokenTree) -> Segment:
-    """The pending rows as a chain, the tree below the last of them."""
-    request = item.sequence.request
-    start = len(request.slots)
-    last = item.rows - 1
-    parents = list(range(-1, last)) + [last if p == ROOT else item.rows + p for p in tree.parents]
-    tokens = request.tokens[start : start + item.rows] + tree.tokens
-    return Segment(
-        tokens,
-        parents,
-        request.reserved[: len(tokens)],
-        request.slots,
-        logits_from=last if item.completes else len(tokens),
     )

@@ -42,6 +42,11 @@ class Scheduler:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self.running or sequence in self.waiting
 
+    @property
+    def would_admit(self) -> bool:
+        """Whether somebody waits who need not wait for another to end."""
+        return bool(self.waiting) and len(self.running) < self.max_sequences
+
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 

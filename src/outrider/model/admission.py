@@ -34,8 +34,7 @@ def admit(loaded: LoadedModel) -> list[LayerCall]:
     layers = _record(loaded, probes)
     _check_layers(model, layers)
     got = _packed_logits(loaded, layers, probes)
-    error = _difference(got, expected)
-    allowed = TOLERANCE.get(loaded.dtype, LOW_PRECISION)
+    error, allowed = difference(got, expected), allowed_error(loaded.dtype)
     if not error <= allowed:  # also catches NaN
         raise ModelError(
             f"{loaded.name} ({kind}) cannot be run: its packed pass differs from transformers' own "
@@ -44,7 +43,12 @@ def admit(loaded: LoadedModel) -> list[LayerCall]:
     return layers
 
 
-def _difference(got: Tensor, expected: Tensor) -> float:
+def allowed_error(dtype: torch.dtype) -> float:
+    """What `difference` may be between two ways that do the same."""
+    return TOLERANCE.get(dtype, LOW_PRECISION)
+
+
+def difference(got: Tensor, expected: Tensor) -> float:
     """The upper quartile of the rows' relative errors; both [rows, vocabulary].
 
     Not the worst row: in low precision, rounding may send a token to another expert. A leak or a

@@ -5,7 +5,7 @@ them) but in a context that the runner opens around the call.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -36,11 +36,18 @@ class LayerCall:
     """What an attention module asked for; recorded once, at load."""
 
     module: nn.Module
+    heads: int
     kv_heads: int
     head_size: int
     value_head_size: int
     window: int | None
     softcap: float | None
+
+
+Asked = tuple[int | None, float | None, Tensor | None]  # window, softcap, sinks [heads]
+# (query [rows, heads, head size], memory, scale, asked) -> [rows, heads, value head size], once the
+# new rows' KV are written
+Kernel = Callable[[Tensor, LayerKV, float, Asked], Tensor]
 
 
 @dataclass(eq=False)
@@ -51,6 +58,20 @@ class Pass:
     groups: list[Group]
     invariant: bool = False  # results must not depend on the shapes of other rows
     recorded: list[LayerCall] | None = field(default=None)  # a pass that only looks at shapes
+    kernel: Kernel | None = None  # attends instead of the code here
+
+    def attend(self, query: Tensor, memory: LayerKV, scale: float, asked: Asked) -> Tensor:
+        """query [rows, heads, head size] -> [rows, heads, value head size]."""
+        window, softcap, sinks = asked
+        attend = _attend_invariant if self.invariant else _attend
+        out = query.new_zeros(*query.shape[:2], memory.values.shape[2])
+        for group in self.groups:
+            # Heads that share a KV head become further queries of it: no expanded copy of the keys.
+            q = query[group.rows]  # [sequences, queries, heads, head size]
+            mask = group.mask(window)
+            result = attend(q, memory, group.slots, mask, scale, softcap, sinks)
+            out[group.real_rows] = result.flatten(0, 1)[group.real]
+        return out
 
 
 # Per thread: engines in several threads must not see each other's pass.
@@ -85,24 +106,20 @@ def outrider_attention(
     if step is None:
         raise RuntimeError("this model is bound to Outrider's runner and cannot be called directly")
     rows, heads = query.shape[2], query.shape[1]
-    out = query.new_zeros(rows, heads, value.shape[3])
     if step.recorded is not None:
         step.recorded.append(
-            LayerCall(module, key.shape[1], key.shape[3], value.shape[3], sliding_window, softcap)
+            LayerCall(
+                module, heads, key.shape[1], key.shape[3], value.shape[3], sliding_window, softcap
+            )
         )
-        return out.unsqueeze(0), None
+        return query.new_zeros(1, rows, heads, value.shape[3]), None
     memory: LayerKV = module.outrider_kv  # type: ignore[assignment]
     memory.keys.index_copy_(0, step.write_slots, key[0].transpose(0, 1))
     memory.values.index_copy_(0, step.write_slots, value[0].transpose(0, 1))
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    attend = _attend_invariant if step.invariant else _attend
-    for group in step.groups:
-        # Heads that share a KV head become further queries of it: no expanded copy of the keys.
-        q = query[0].transpose(0, 1)[group.rows]  # [sequences, queries, heads, head size]
-        mask = group.mask(sliding_window)
-        result = attend(q, memory, group.slots, mask, scale, softcap, s_aux)
-        out[group.real_rows] = result.flatten(0, 1)[group.real]
-    return out.unsqueeze(0), None
+    attend = step.kernel or step.attend
+    asked = (sliding_window, softcap, s_aux)
+    return attend(query[0].transpose(0, 1), memory, scale, asked).unsqueeze(0), None
 
 
 def _fold_heads(q: Tensor, kv_heads: int) -> Tensor:

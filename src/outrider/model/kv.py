@@ -62,14 +62,14 @@ class KVCache:
             request.reserved += taken[::-1]
         return True
 
-    def commit(self, request: Request, keep: list[int]) -> None:
-        """Of the reserved slots, append those at the indices `keep` to the text; free the rest."""
+    def commit(self, request: Request, keep: list[int], ahead: int = 0) -> None:
+        """Of the reserved slots, append those at the indices `keep` to the text; free the rest, but
+        for the last `ahead` of them, which a pass that has already started writes."""
         kept = set(keep)
+        settled = len(request.reserved) - ahead
         request.slots.extend(request.reserved[i] for i in keep)
-        self._free.extend(
-            request.reserved[i] for i in reversed(range(len(request.reserved))) if i not in kept
-        )
-        request.reserved = array("q")
+        self._free.extend(request.reserved[i] for i in reversed(range(settled)) if i not in kept)
+        request.reserved = request.reserved[settled:]
 
     def share(self, request: Request) -> None:
         """Put the request's text into the prefix cache and go on reading it from there."""

@@ -3,22 +3,32 @@
 import logging
 from array import array
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from outrider.core.errors import ModelError
 from outrider.model.admission import admit
 from outrider.model.attention import CHUNK, LayerCall, LayerKV, Pass, attending
+from outrider.model.flight import Flight
 from outrider.model.layout import lay_out_for_few_rows
 from outrider.model.loading import LoadedModel
 from outrider.model.segment import Group, Segment, group_segments
 from outrider.model.skipping import DecoderLayers
 
+if TYPE_CHECKING:
+    from outrider.model.cuda.graphs import Graphs
+
+# Not cuDNN's: it prepares every new shape for milliseconds.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
 log = logging.getLogger(__name__)
 
 SCRAP = 0  # the slot that padding rows write and padding keys read; nobody owns it
+PROBE_SLOTS = 128  # that fast passes are tried out on
 REPRODUCIBLE_ROWS = 8  # rows of every pass in reproducible mode
 
 
@@ -32,6 +42,8 @@ class Runner:
         lay_out_for_few_rows(self.model)
         self.layers: list[LayerCall] = admit(loaded)
         self.fixed_rows = 0  # rows of every pass; 0: as many as there are
+        self.graphs: Graphs | None = None  # for passes over few rows, on a GPU
+        self.way = "eager"  # how those go, in words
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
         self._want_reproducible = reproducible
 
@@ -49,6 +61,7 @@ class Runner:
 
     def allocate(self, slots: int) -> None:
         """Memory for slots 1 to `slots`, plus the scrap slot."""
+        self._slots = slots
         for layer in self.layers:
             shape = (slots + 1, layer.kv_heads)
             options = {"dtype": self.loaded.dtype, "device": self.device}
@@ -61,18 +74,45 @@ class Runner:
             self.fixed_rows = self._invariant_rows()
 
     @torch.inference_mode()
+    def speed_up(self, sequences: int, longest: int) -> None:
+        """On a GPU: passes over few rows of up to `sequences` texts of up to `longest` tokens
+        become CUDA graphs. Slots must be allocated and unused."""
+        if self.device.type != "cuda" or self.fixed_rows or self._slots < PROBE_SLOTS:
+            return
+        from outrider.model.cuda.fast import fast_passes  # which needs Triton
+
+        self.graphs, self.way = fast_passes(
+            self.loaded, self.layers, sequences, longest, self._forward
+        )
+
+    @torch.inference_mode()
     def forward(self, segments: list[Segment], skip: frozenset[int] = frozenset()) -> Tensor:
         """Logits [rows that need them, vocabulary], in the order of the segments.
 
         Layers in `skip` are passed over: they neither read nor write their KV.
         """
-        forward = self._forward_fixed if self.fixed_rows else self._forward
         if not skip:
-            return forward(segments)
+            return self.launch(segments).logits
         with self._decoder_layers.without(skip):
-            return forward(segments)
+            return self._forward_fixed(segments) if self.fixed_rows else self._forward(segments)
 
-    def _forward(self, segments: list[Segment]) -> Tensor:
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a pass can start before the tokens of the one before are known here."""
+        return self.graphs is not None
+
+    @torch.inference_mode()
+    def launch(self, segments: list[Segment]) -> Flight:
+        """Start a pass; of its results, those on a GPU need not be there yet."""
+        if self.graphs is not None and self.graphs.fits(segments):
+            return self.graphs.launch(segments)
+        if self.fixed_rows:
+            return Flight(self._forward_fixed(segments))
+        return Flight(self._forward(segments, self.graphs))
+
+    @sdpa_kernel(ATTENTION)
+    def _forward(self, segments: list[Segment], graphs: "Graphs | None" = None) -> Tensor:
+        """By the fused layers of `graphs`, where those are given."""
         rows = [token for segment in segments for token in segment.tokens]
         wanted: list[int] = []
         first = 0
@@ -85,6 +125,9 @@ class Runner:
             groups=[group.to(self.device) for group in group_segments(segments)],
         )
         positions = [position for segment in segments for position in segment.positions]
+        fused = graphs.long_pass(rows, positions, wanted, step) if graphs else None
+        if fused is not None:
+            return fused
         return self._call(rows, positions, wanted, step)
 
     def _call(

@@ -1,6 +1,7 @@
 """The rows that one sequence contributes to a pass, and how many sequences are packed together."""
 
 from array import array
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ class Segment:
     slots: array  # where each row's KV goes
     context: array  # slots of everything before the segment
     logits_from: int  # rows from here on need logits; len(tokens) for none
+    owner: Hashable = None  # the same for all segments of one text, where that is known
 
     @classmethod
     def chain(cls, tokens: list[int], slots: array, context: array, logits_from: int) -> "Segment":

@@ -27,18 +27,18 @@ def process(logits: Tensor, rows: Sequence[Row], counts: Counts) -> Tensor:
     A failing user processor sets `row.error` and leaves NaN in its row.
     """
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    if all(_plain(row.request) for row in rows):
+    if all(unprocessed(row.request) for row in rows):
         return logits.to(dtype)
     scores = logits.to(dtype, copy=True)
     chunk = max(1, CHUNK_BYTES // (COPIES * scores.shape[-1] * scores.element_size()))
     for start in range(0, len(rows), chunk):
         part = rows[start : start + chunk]
-        if not all(_plain(row.request) for row in part):
+        if not all(unprocessed(row.request) for row in part):
             _process(scores[start : start + chunk], part, counts)
     return scores
 
 
-def _plain(request: Request) -> bool:
+def unprocessed(request: Request) -> bool:
     """True when the scores are the logits."""
     params = request.params
     drawn_as_is = params.greedy or (params.temperature == 1 and not truncates(params))

@@ -11,7 +11,7 @@ from outrider.core.tree import TokenTree
 from outrider.core.verdict import Verdict
 from outrider.sampling.choose import NO_TOKEN, choose, distribution
 from outrider.sampling.counts import Counts
-from outrider.sampling.process import process
+from outrider.sampling.process import process, unprocessed
 from outrider.sampling.rows import Row, tree_rows
 from outrider.verify.coupled import walk
 from outrider.verify.traversal import KeyedDraws, keyed_draws, traverse
@@ -25,8 +25,9 @@ def verify(
     logits: Tensor,
     counts: Counts,
     method: Method = "coupled",
+    best: list[int] | None = None,
 ) -> list[Verdict]:
-    """One verdict per request.
+    """One verdict per request. `best`: the likeliest token of every row, where `best_decides`.
 
     logits [sum of (1 + nodes), vocabulary]: for each request its root's row, then its nodes' rows
     in tree order. Raises RowError, which names the request, when its text reaches a row where no
@@ -34,15 +35,18 @@ def verify(
     again with the others.
     """
     rows = tree_rows(trees, requests)
-    if len(rows) != len(logits):
-        raise ValueError(f"{len(logits)} rows of logits for {len(rows)} roots and nodes")
-    scores = process(logits, rows, counts)
+    given = len(logits) if best is None else len(best)
+    if len(rows) != given:
+        raise ValueError(f"{given} rows of logits for {len(rows)} roots and nodes")
     spans = list(pairwise(accumulate((1 + len(tree) for tree in trees), initial=0)))
+    if best is not None:
+        return [_coupled(tree, rows[a:b], best[a:b]) for tree, (a, b) in zip(trees, spans)]
+    scores = process(logits, rows, counts)
     if method == "coupled":
         choices = choose(scores, rows).tolist()
         return [_coupled(tree, rows[a:b], choices[a:b]) for tree, (a, b) in zip(trees, spans)]
-    best, likeliest = scores.max(-1)
-    finite, choices = best.isfinite().tolist(), likeliest.tolist()
+    highest, likeliest = scores.max(-1)
+    finite, choices = highest.isfinite().tolist(), likeliest.tolist()
     draws = keyed_draws(requests, trees)
     verdicts = [
         _traversal(tree, rows[a:b], scores[a:b], finite[a:b], own)
@@ -52,6 +56,11 @@ def verify(
         Verdict(verdict.kept, verdict.next_token, choices[a:b])
         for verdict, (a, b) in zip(verdicts, spans)
     ]
+
+
+def best_decides(request: Request, method: Method = "coupled") -> bool:
+    """Whether the target's choice is simply its likeliest token."""
+    return method == "coupled" and request.params.greedy and unprocessed(request)
 
 
 def _coupled(tree: TokenTree, rows: list[Row], choices: list[int]) -> Verdict:

@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
 
+import numpy as np
+
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
@@ -11,7 +13,7 @@ from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.policy.gate import Offer, Outlook, Pass, Pause, best_offer
 from outrider.engine.policy.interest import Interest
-from outrider.engine.policy.timing import Timing
+from outrider.engine.policy.timing import Timing, Waiting
 
 HOPED_GAIN = 0.5  # tokens per step that a lookup is thought to bring before it was ever asked
 GAIN_KEEP = 0.98  # of the mean over all requests, which newcomers inherit
@@ -25,6 +27,7 @@ class Policy:
         self._calibrate = calibrate
         self._always = False  # draft whatever is proposed
         self.timings: defaultdict[str, Timing] = defaultdict(Timing)
+        self.waited = Waiting()
         self.reset()
 
     def reset(self) -> None:
@@ -94,12 +97,16 @@ class Policy:
         return mine[drafter]
 
     def choose(self, chances: list[list[float]], base: Pass, room: int) -> Choice:
+        waiting = self.waited.seconds(base.writers)
         return choose_nodes(
             chances,
             base.writers,
             base.rows,
             room,
-            lambda rows: self.cost.seconds(rows, base.sequences, base.keys),
+            lambda rows: (
+                self.cost.seconds(rows, base.sequences, base.keys)
+                + np.where(rows > base.rows, waiting, 0.0)
+            ),
             base.log_gain,
             margin=0.0 if self._always else MARGIN,
         )

@@ -31,3 +31,22 @@ class Timing:
             return 0.0
         nearest = min(self._per_level, key=lambda bits: abs(bits - requests.bit_length()))
         return self._per_level[nearest] * levels
+
+
+@dataclass
+class Waiting:
+    """How long a GPU stands still when a pass must wait for drafts: from the moment the tokens of
+    the last pass are known until the next one starts. Passes without drafts follow each other."""
+
+    _by_size: dict[int, float] = field(default_factory=dict)  # by bits of the batch size
+
+    def learn(self, seconds: float, requests: int) -> None:
+        bits = requests.bit_length()
+        self._by_size[bits] = _blend(self._by_size.get(bits), seconds)
+
+    def seconds(self, requests: int) -> float:
+        """From the nearest batch size that was seen; nothing, while none was."""
+        if not self._by_size:
+            return 0.0
+        nearest = min(self._by_size, key=lambda bits: abs(bits - requests.bit_length()))
+        return self._by_size[nearest]

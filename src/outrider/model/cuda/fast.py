@@ -1,0 +1,69 @@
+"""Which way passes over few rows go on this GPU, decided once, at load."""
+
+import logging
+from array import array
+from collections.abc import Callable
+
+from torch import Tensor
+
+from outrider.model.admission import allowed_error, difference
+from outrider.model.attention import LayerCall
+from outrider.model.cuda.fused import FusedModel, can_fuse
+from outrider.model.cuda.graphs import Graphs
+from outrider.model.cuda.unfused import UnfusedModel
+from outrider.model.loading import LoadedModel
+from outrider.model.segment import Segment
+
+log = logging.getLogger(__name__)
+
+CONTEXT = 70  # of the probe: more than one block of keys
+TREE = [-1, 0, 0, 1, 2, 0]  # of the probe
+
+
+def fast_passes(
+    loaded: LoadedModel,
+    calls: list[LayerCall],
+    lines: int,
+    longest: int,
+    forward: Callable[[list[Segment], Graphs | None], Tensor],
+) -> tuple[Graphs | None, str]:
+    """The graphs and, in words, what they run; none where they cannot reproduce what the module
+    does. `forward` is the runner's pass without graphs, or with their layers. Slots 1 to `CONTEXT`
+    + 7 must be unused."""
+    if len({(c.heads, c.kv_heads, c.value_head_size) for c in calls}) != 1:
+        return None, "eager: the layers' heads differ"
+    ways: list[tuple[str, Callable[[], FusedModel | UnfusedModel]]] = []
+    if can_fuse(loaded):
+        ways.append(("CUDA graphs, fused layers", lambda: FusedModel(loaded, calls, longest)))
+    ways.append(("CUDA graphs, unfused layers", lambda: UnfusedModel(loaded.model)))
+    first = calls[0]
+    shape = (first.heads, first.kv_heads, first.value_head_size)
+    reason = ""
+    for name, make in ways:
+        try:
+            graphs = Graphs(make(), *shape, lines, longest, loaded.device)
+            error = _error(graphs, forward)
+        except (RuntimeError, NotImplementedError) as problem:
+            reason = f"{name} failed: {str(problem).splitlines()[0]}"
+        else:
+            if error <= allowed_error(loaded.dtype):
+                return graphs, name
+            reason = f"{name} differed by {error:.1e}"
+        log.warning("%s; trying the next way", reason)
+    return None, f"eager ({reason})"
+
+
+def _error(graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Tensor]) -> float:
+    """Of a prompt, of a tree below it, of a lone row beside that: against the plain way."""
+    context = array("q", range(1, CONTEXT + 1))
+    tokens = [(7 * i + 3) % 97 for i in range(CONTEXT)]
+    prompt = [Segment.chain(tokens, context, array("q"), logits_from=CONTEXT - 9)]
+    worst = difference(forward(prompt, graphs).float(), forward(prompt, None).float())
+    slots = array("q", range(CONTEXT + 1, CONTEXT + 1 + len(TREE)))
+    segment = Segment([5, 8, 13, 21, 34, 55], TREE, slots, context, logits_from=0)
+    short = Segment.chain([5], array("q", [CONTEXT + 7]), context[:9], logits_from=0)
+    for segments in ([segment], [short], [segment, short]):
+        expected = forward(segments, None).float()
+        got = graphs.launch(segments).logits[: len(expected)].float()
+        worst = max(worst, difference(got, expected))
+    return worst

@@ -1,0 +1,154 @@
+"""Decoder layers of known families as a handful of kernels each.
+
+The weights are the module's own: its parameters become views of the fused tensors, so nothing is
+stored twice and the unfused module stays in working order, as reference and for long prompts.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.model.attention import Asked, Kernel, LayerCall, LayerKV, Pass
+from outrider.model.cuda.inputs import RowInputs
+from outrider.model.cuda.linear import Norm, Stream, from_stream, into_stream
+from outrider.model.cuda.linear import workspace_for as product_parts
+from outrider.model.cuda.row_kernels import embed, rotate_and_store
+from outrider.model.cuda.tree_attention import Options, tree_attention
+from outrider.model.cuda.workspace import Workspace
+from outrider.model.loading import LoadedModel
+
+# Families whose layers are: norm, attention with whole-head rotation, norm, silu-gated products.
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
+DTYPES = (torch.bfloat16, torch.float32)  # in float16 a norm's weight could overflow a product
+
+
+@dataclass(eq=False)
+class Layer:
+    qkv: Tensor  # [(heads + 2 kv heads) * size, width]
+    qkv_bias: Tensor | None
+    out: Tensor  # [width, heads * size]
+    out_bias: Tensor | None
+    gate_up: Tensor  # [2 * inner, width]
+    down: Tensor  # [width, inner]
+    before_attention: Norm
+    before_mlp: Norm
+    head_norms: tuple[Tensor, Tensor, float] | None
+    call: LayerCall
+    scale: float
+
+
+class FusedModel:
+    """Runs the rows of a pass; its KV are the buffers of the module."""
+
+    def __init__(self, loaded: LoadedModel, calls: list[LayerCall], positions: int) -> None:
+        model: Any = loaded.model
+        self.embedding: Tensor = model.model.embed_tokens.weight
+        self.head: Tensor = model.lm_head.weight
+        self.last_norm = _norm(model.model.norm)
+        self.layers = [_layer(layer, call) for layer, call in zip(model.model.layers, calls)]
+        self._next_norms = [*(layer.before_attention for layer in self.layers[1:]), self.last_norm]
+        self.cos, self.sin = _rotation(model, positions, loaded)
+
+    def most_parts(self, rows: int) -> int:
+        """Elements of `Workspace.parts` that the products need."""
+        widest = max(w.shape[0] for layer in self.layers for w in (layer.qkv, layer.out))
+        return product_parts(rows, widest)
+
+    def __call__(self, inputs: RowInputs, previous: Tensor, work: Workspace) -> Tensor:
+        """[rows, vocabulary]; `previous` [most rows] int64: the choices of the pass before."""
+
+        def attend(query: Tensor, memory: LayerKV, scale: float, asked: Asked) -> Tensor:
+            options = Options(*asked)
+            return tree_attention(query, memory.keys, memory.values, inputs, work, scale, options)
+
+        stream = self._run(inputs, previous, work, attend)
+        return from_stream(stream, self.last_norm, work, self.head)
+
+    def long_pass(self, inputs: RowInputs, step: Pass, wanted: Tensor, work: Workspace) -> Tensor:
+        """[wanted rows, vocabulary] of a pass that reads prompts: it is launched kernel by kernel,
+        and its sequences attend in the groups of `step`. wanted [n] int64."""
+        nothing = wanted[:0]
+        stream = self._run(inputs, nothing, work, step.attend)
+        last = Stream(stream.hidden[wanted], stream.scaled[wanted], stream.squares[wanted])
+        return from_stream(last, self.last_norm, work, self.head)
+
+    def _run(self, inputs: RowInputs, previous: Tensor, work: Workspace, attend: Kernel) -> Stream:
+        stream = Stream.like(self.embedding, inputs.rows)
+        embed(inputs, self.embedding, previous, stream, self.layers[0].before_attention)
+        for layer, next_norm in zip(self.layers, self._next_norms, strict=True):
+            memory: LayerKV = layer.call.module.outrider_kv  # type: ignore[assignment]
+            qkv = from_stream(stream, layer.before_attention, work, layer.qkv, layer.qkv_bias)
+            query = rotate_and_store(
+                qkv, self.cos, self.sin, memory.keys, memory.values, inputs, layer.head_norms
+            )
+            mixed = attend(
+                query, memory, layer.scale, (layer.call.window, layer.call.softcap, None)
+            )
+            into_stream(mixed.flatten(1), layer.out, layer.out_bias, stream, layer.before_mlp, work)
+            inner = from_stream(stream, layer.before_mlp, work, layer.gate_up, gated=True)
+            into_stream(inner, layer.down, None, stream, next_norm, work)
+        return stream
+
+
+def can_fuse(loaded: LoadedModel) -> bool:
+    """Whether the family is known and its weights are plain tensors of a kind the kernels take."""
+    model: Any = loaded.model
+    if model.config.model_type not in FAMILIES or loaded.dtype not in DTYPES:
+        return False
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    plain = all(
+        type(m) is nn.Linear and m.weight.dtype == loaded.dtype and m.weight.is_contiguous()
+        for m in linears
+    )
+    config = model.config
+    silu = getattr(config, "hidden_act", None) == "silu"
+    no_bias = not getattr(config, "mlp_bias", False) and model.lm_head.bias is None
+    return plain and silu and no_bias
+
+
+def _norm(module: Any) -> Norm:
+    return Norm(module.weight.data, module.variance_epsilon)
+
+
+def _layer(layer: Any, call: LayerCall) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    biased = attention.q_proj.bias is not None
+    head_norms = None
+    if hasattr(attention, "q_norm"):
+        queries, keys = attention.q_norm, attention.k_norm
+        head_norms = (queries.weight.data, keys.weight.data, queries.variance_epsilon)
+    return Layer(
+        qkv=_fuse([p.weight for p in projections]),
+        qkv_bias=_fuse([p.bias for p in projections]) if biased else None,
+        out=attention.o_proj.weight.data,
+        out_bias=None if attention.o_proj.bias is None else attention.o_proj.bias.data,
+        gate_up=_fuse([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        down=mlp.down_proj.weight.data,
+        before_attention=_norm(layer.input_layernorm),
+        before_mlp=_norm(layer.post_attention_layernorm),
+        head_norms=head_norms,
+        call=call,
+        scale=attention.scaling,
+    )
+
+
+def _fuse(parameters: list[nn.Parameter]) -> Tensor:
+    """One tensor out of several [n, ...]; they become views of it."""
+    whole = torch.cat([p.data for p in parameters])
+    first = 0
+    for parameter in parameters:
+        size = parameter.shape[0]
+        parameter.data = whole[first : first + size]
+        first += size
+    return whole
+
+
+def _rotation(model: Any, positions: int, loaded: LoadedModel) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position, [positions, size] each, as the module itself makes them."""
+    like = torch.empty(1, 1, dtype=loaded.dtype, device=loaded.device)
+    every = torch.arange(positions, device=loaded.device)[None]
+    cos, sin = model.model.rotary_emb(like, every)
+    return cos[0].contiguous(), sin[0].contiguous()

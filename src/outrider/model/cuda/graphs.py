@@ -1,0 +1,165 @@
+"""Passes over few rows as CUDA graphs: one launch instead of hundreds.
+
+A graph belongs to a number of rows and replays whatever they are: one row of each of eight
+requests, or a tree of eight nodes. Graphs are captured when first needed, and share their memory.
+"""
+
+import logging
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.model.attention import Pass
+from outrider.model.cuda.fused import FusedModel
+from outrider.model.cuda.inputs import (
+    FIELDS,
+    TREE_BITS,
+    RowInputs,
+    fill,
+    prompt_inputs,
+    updates_of,
+)
+from outrider.model.cuda.slot_table import SlotTable
+from outrider.model.cuda.tree_attention import rows_per_tile, workspace_for
+from outrider.model.cuda.workspace import Workspace
+from outrider.model.flight import Flight
+from outrider.model.segment import Segment
+
+log = logging.getLogger(__name__)
+
+BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+STAGES = 2  # host buffers in turn: the next pass is prepared while one is under way
+
+
+class Forward(Protocol):
+    """A model over the rows of a pass: logits [rows, vocabulary]."""
+
+    def most_parts(self, rows: int) -> int: ...
+    def __call__(self, inputs: RowInputs, previous: Tensor, work: Workspace) -> Tensor: ...
+
+
+class Graph:
+    """A captured pass, with the buffers that it reads and writes."""
+
+    def __init__(
+        self, forward: Forward, inputs: RowInputs, previous: Tensor, work: Workspace, pool: Any
+    ) -> None:
+        self.inputs = inputs
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiles the kernels, which a capture cannot
+            forward(inputs, previous, work)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            self.logits = forward(inputs, previous, work)  # [rows, vocabulary]
+            best, token = self.logits.max(-1)
+            self.choices = torch.where(best.isfinite(), token, -1)  # [rows] int64
+            previous[: inputs.rows].copy_(self.choices)
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class Graphs:
+    def __init__(
+        self,
+        forward: Forward,
+        heads: int,
+        kv_heads: int,
+        value_size: int,
+        lines: int,
+        longest: int,
+        device: torch.device,
+    ) -> None:
+        self._forward = forward
+        self._shape = (heads, kv_heads, value_size)
+        self.table = SlotTable(lines, longest, device)
+        self.device = device
+        self.previous = torch.zeros(BUCKETS[-1], dtype=torch.int64, device=device)
+        parts, weights = zip(*(workspace_for(rows, *self._shape) for rows in BUCKETS))
+        others = forward.most_parts(BUCKETS[-1])
+        self._work = Workspace.of(max(*parts, others), max(weights), device)
+        self._graphs: dict[tuple[int, bool], Graph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        most = FIELDS * BUCKETS[-1] + 2 * updates_of(BUCKETS[-1])
+        self._staging = [torch.zeros(most, dtype=torch.int64).pin_memory() for _ in range(STAGES)]
+        self._read = [torch.cuda.Event() for _ in range(STAGES)]  # the copy out of it is done
+        self._chosen = [
+            torch.zeros(BUCKETS[-1], dtype=torch.int64).pin_memory() for _ in range(STAGES)
+        ]
+        self._landed = [torch.cuda.Event() for _ in range(STAGES)]
+        self._turn = 0
+
+    def fits(self, segments: list[Segment]) -> bool:
+        """Whether a graph can do this pass: few rows, each with logits."""
+        rows = sum(map(len, segments))
+        return rows <= BUCKETS[-1] and all(
+            len(s) <= TREE_BITS and s.logits_from == 0 for s in segments
+        )
+
+    def long_pass(
+        self, tokens: list[int], positions: list[int], wanted: list[int], step: Pass
+    ) -> Tensor | None:
+        """[wanted rows, vocabulary] of a pass too large for a graph, where the layers are fused."""
+        if not isinstance(self._forward, FusedModel):
+            return None
+        inputs = prompt_inputs(tokens, positions, step.write_slots, self.table.device_table)
+        rows = torch.tensor(wanted, dtype=torch.int64, device=self.device)
+        return self._forward.long_pass(inputs, step, rows, self._work)
+
+    def launch(self, segments: list[Segment]) -> Flight:
+        """Start the pass. A token below zero stands for the choice of row -1 - token of the pass
+        before this one."""
+        rows = sum(map(len, segments))
+        bucket = next(b for b in BUCKETS if b >= rows)
+        single = len(segments) == rows
+        graph = self._graph(bucket, single)
+        lines = self.table.lines_for(segments)
+        places, slots = self.table.changes(segments, lines)
+        updates = updates_of(bucket)
+        if len(places) > updates:
+            self.table.write(places, slots)
+            places = slots = places[:0]
+        turn = self._turn = (self._turn + 1) % STAGES
+        self._read[turn].synchronize()
+        size = FIELDS * bucket + 2 * updates
+        packed = self._staging[turn][:size]
+        array = packed.numpy()
+        fill(array, bucket, segments, lines, rows_per_tile(bucket, self._group, single))
+        tail = array[FIELDS * bucket :]
+        tail[:] = 0  # entry 0 of the table belongs to the scrap line
+        tail[: len(places)] = places
+        tail[updates : updates + len(slots)] = slots
+        graph.inputs.packed.copy_(packed, non_blocking=True)
+        self._read[turn].record()
+        graph.replay()
+        chosen = self._chosen[turn]
+        chosen[:bucket].copy_(graph.choices, non_blocking=True)
+        self._landed[turn].record()
+
+        def landed() -> list[int]:
+            assert self._turn in (turn, (turn + 1) % STAGES), "two passes have started since"
+            self._landed[turn].synchronize()
+            return chosen[:rows].tolist()
+
+        return Flight(graph.logits[:rows], landed)
+
+    @property
+    def _group(self) -> int:
+        heads, kv_heads, _ = self._shape
+        return heads // kv_heads
+
+    def _graph(self, rows: int, single: bool) -> Graph:
+        key = (rows, single)
+        if key not in self._graphs:
+            inputs = RowInputs.of(rows, single, self.table.device_table)
+            self._graphs[key] = Graph(self._forward, inputs, self.previous, self._work, self._pool)
+            log.debug("captured a pass over %d rows", rows)
+        return self._graphs[key]
+
+
+def bucket_of(rows: int) -> int:
+    """The rows that a pass over so many really computes."""
+    return next((b for b in BUCKETS if b >= rows), rows)

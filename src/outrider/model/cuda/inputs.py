@@ -1,0 +1,104 @@
+"""What a pass over few rows reads: fixed buffers on the device, filled by one copy from the host.
+
+A captured graph reads the same addresses at every replay, so everything that differs from pass to
+pass lives here. All numbers of a pass travel as one int64 array: ten fields of one number per row,
+then the entries of the slot table that have changed since the last pass.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.tree import depths_of
+from outrider.model.segment import Segment
+
+TREE_BITS = 64  # rows of one sequence in a pass at most: their ancestors are bits of one number
+SCRAP = 0  # slot and table line that nobody owns
+
+# The fields of `packed`, in this order; the kernels know them by these numbers.
+TOKEN, POSITION, SLOT, LINE, CONTEXT, SEGMENT, ANCESTORS, TILE_FIRST, TILE_ROWS, SEGMENT_ROWS = (
+    range(10)
+)
+FIELDS = 10
+SPARE_UPDATES = 16  # entries of the table that may change beside one per row
+
+
+def updates_of(rows: int) -> int:
+    """How many changed entries of the table travel with a pass."""
+    return rows + SPARE_UPDATES
+
+
+@dataclass(eq=False)
+class RowInputs:
+    """The inputs of passes over `rows` rows."""
+
+    rows: int
+    single: bool  # no sequence has more than one row
+    packed: Tensor  # [FIELDS * rows + 2 * updates] int64, on the device
+    table: Tensor  # [lines, longest text] int32: slot of each token of each sequence
+
+    @classmethod
+    def of(cls, rows: int, single: bool, table: Tensor) -> "RowInputs":
+        size = FIELDS * rows + 2 * updates_of(rows)
+        packed = torch.zeros(size, dtype=torch.int64, device=table.device)
+        return cls(rows, single, packed, table)
+
+    def field(self, index: int) -> Tensor:
+        """[rows] int64, a view."""
+        return self.packed[index * self.rows : (index + 1) * self.rows]
+
+
+def prompt_inputs(
+    tokens: list[int], positions: list[int], slots: Tensor, table: Tensor
+) -> RowInputs:
+    """For a long pass, whose attention needs none of the fields about trees. slots [rows]."""
+    inputs = RowInputs.of(len(tokens), False, table)
+    numbers = torch.tensor([tokens, positions], device=table.device)  # [2, rows]
+    inputs.packed[: 2 * len(tokens)] = numbers.flatten()
+    inputs.field(SLOT).copy_(slots)
+    inputs.field(ANCESTORS).fill_(1)  # no row is padding
+    return inputs
+
+
+def fill(
+    packed: np.ndarray, rows: int, segments: list[Segment], lines: list[int], tile: int
+) -> None:
+    """Write the fields of a pass into `packed` [at least FIELDS * rows]; what is left over of the
+    rows is padding. A tile is up to `tile` rows of one sequence, which the attention takes at
+    once."""
+    fields = packed[: FIELDS * rows].reshape(FIELDS, rows)
+    fields[:] = 0  # padding rows write the scrap slot, see nothing, and are in no tile
+    first, tiles = 0, 0
+    for segment, line in zip(segments, lines, strict=True):
+        n, context = len(segment), len(segment.context)
+        if n == 1:  # the common case, without the tree's arithmetic
+            fields[:7, first] = (
+                segment.tokens[0], context, segment.slots[0], line, context, first, 1,
+            )  # fmt: skip
+            fields[SEGMENT_ROWS, first] = 1
+        else:
+            here = slice(first, first + n)
+            fields[TOKEN, here] = segment.tokens
+            fields[POSITION, here] = depths_of(segment.parents)
+            fields[POSITION, here] += context - 1
+            fields[SLOT, here] = segment.slots
+            fields[LINE, here] = line
+            fields[CONTEXT, here] = context
+            fields[SEGMENT, here] = first
+            fields[ANCESTORS, here] = ancestor_bits(segment.parents)
+            fields[SEGMENT_ROWS, here] = n
+        for start in range(0, n, tile):
+            fields[TILE_FIRST, tiles] = first + start
+            fields[TILE_ROWS, tiles] = min(tile, n - start)
+            tiles += 1
+        first += n
+
+
+def ancestor_bits(parents: list[int]) -> np.ndarray:
+    """Per row the rows of its segment that it sees, itself included: bit j stands for row j."""
+    bits: list[int] = []
+    for row, parent in enumerate(parents):
+        bits.append((bits[parent] if parent >= 0 else 0) | 1 << row)
+    return np.array(bits, dtype=np.uint64).view(np.int64)

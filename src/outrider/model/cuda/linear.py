@@ -1,0 +1,222 @@
+"""Products of few rows with large weights, which are as fast as the weights can be read.
+
+Each program streams some lines of the weight once, for all rows of the pass. What surrounds the
+product in a decoder layer rides along, since gaps between kernels are a large part of a pass over
+one row: the gate, the residual sum, and the norm before the product. Of the norm, the weight is
+applied by the kernel that writes the residual stream, which also leaves the squares of what it
+wrote; the scale, one number per row, is applied to the product.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.model.cuda.chain import chained
+from outrider.model.cuda.workspace import Workspace
+
+MOST_ROWS = 64  # beyond that the product is no longer bound by reading weights
+STREAM_LINES = 16  # lines per program of a product that goes into the stream
+MOST_SPLITS = 4
+
+
+class Norm(NamedTuple):
+    weight: Tensor  # [width]
+    epsilon: float
+
+
+class Shape(NamedTuple):
+    """How a product is cut up: weight lines and elements of a line per block, and how many
+    programs share the lines' length."""
+
+    lines: int
+    inner: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+
+@dataclass(eq=False)
+class Stream:
+    """The residual stream, with what the next norm needs of it."""
+
+    hidden: Tensor  # [rows, width]
+    scaled: Tensor  # [rows, width]: times the next norm's weight
+    squares: Tensor  # [rows, parts] float32: sums to that of hidden ** 2
+
+    @classmethod
+    def like(cls, weight: Tensor, rows: int) -> "Stream":
+        """For the width of an embedding [vocabulary, width]; to be filled."""
+        width, device = weight.shape[1], weight.device
+        return cls(
+            torch.empty(rows, width, dtype=weight.dtype, device=device),
+            torch.empty(rows, width, dtype=weight.dtype, device=device),
+            torch.empty(rows, triton.cdiv(width, STREAM_LINES), device=device),
+        )
+
+
+def from_stream(
+    stream: Stream,
+    norm: Norm,
+    work: Workspace,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gated: bool = False,
+) -> Tensor:
+    """norm(stream) @ weight.T + bias -> [rows, outer], weight [outer, width]. Gated: the weight
+    has the gate's lines and then as many more, and silu(gate) * up is returned."""
+    rows, inner = stream.hidden.shape
+    outer = weight.shape[0] // 2 if gated else weight.shape[0]
+    if rows > MOST_ROWS:
+        x = functional.rms_norm(stream.hidden, (inner,), norm.weight, norm.epsilon)
+        return _activated(functional.linear(x, weight, bias), gated)
+    out = torch.empty(rows, outer, dtype=weight.dtype, device=weight.device)
+    shape = shape_for(rows, weight.shape[0], inner)
+    lines = shape.lines // 2 if gated else shape.lines
+    _linear[(triton.cdiv(outer, lines), shape.splits)](
+        stream.scaled, weight, bias if bias is not None else weight, out, stream.squares,
+        out, out, work.parts, work.arrived, rows, outer, norm.epsilon,
+        INNER=inner, BIAS=bias is not None, NORM=True, GATED=gated, ADD=False,
+        PARTS=stream.squares.shape[1], **_constants(rows, inner, shape, lines),
+        **chained(weight.device),
+    )  # fmt: skip
+    return out
+
+
+def into_stream(
+    x: Tensor,  # [rows, inner]
+    weight: Tensor,  # [width, inner]
+    bias: Tensor | None,  # [width]
+    stream: Stream,
+    next_norm: Norm,
+    work: Workspace,
+) -> None:
+    """stream += x @ weight.T + bias."""
+    rows, inner = x.shape
+    if rows > MOST_ROWS:
+        stream.hidden += functional.linear(x, weight, bias)
+        return
+    shape = shape_for(rows, weight.shape[0], inner)._replace(lines=STREAM_LINES)
+    _linear[(triton.cdiv(weight.shape[0], STREAM_LINES), shape.splits)](
+        x, weight, bias if bias is not None else x, stream.hidden, stream.squares,
+        next_norm.weight, stream.scaled, work.parts, work.arrived, rows, weight.shape[0], 0.0,
+        INNER=inner, BIAS=bias is not None, NORM=False, GATED=False, ADD=True,
+        PARTS=stream.squares.shape[1], **_constants(rows, inner, shape, STREAM_LINES),
+        **chained(weight.device),
+    )  # fmt: skip
+
+
+def _constants(rows: int, inner: int, shape: Shape, lines: int) -> dict[str, int | bool]:
+    return {
+        "ROWS": max(16, triton.next_power_of_2(rows)),
+        "LINES": lines,
+        "BLOCK": shape.inner,
+        "SPLITS": shape.splits,
+        "num_warps": shape.warps,
+        "num_stages": shape.stages,
+    }
+
+
+def shape_for(rows: int, outer: int, inner: int) -> Shape:
+    """Where the weight has few lines, several programs share a line, so that all multiprocessors
+    take part. The figures are those that measured best on an H200."""
+    block = 128 if outer >= 8192 else 256
+    while block > 16 and inner % block:
+        block //= 2
+    if rows > 16:  # the rows' own tiles take the place of weights in flight
+        return Shape(32 if outer >= 8192 else 16, min(block, 128), warps=4, stages=3)
+    if outer >= 8192:
+        return Shape(64, block, warps=2, stages=4 if outer >= 65536 else 3)
+    splits = max(1, min(MOST_SPLITS, inner // (2 * block)))
+    return Shape(16, block, warps=2, stages=5, splits=splits)
+
+
+def workspace_for(rows: int, outer: int) -> int:
+    """Elements of `Workspace.parts` that a product with so many lines may need."""
+    return MOST_SPLITS * max(16, triton.next_power_of_2(min(rows, MOST_ROWS))) * (outer + 16)
+
+
+def _activated(x: Tensor, gated: bool) -> Tensor:
+    if not gated:
+        return x
+    gate, up = x.chunk(2, -1)
+    return functional.silu(gate) * up
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _linear(
+    x, weight, bias, out, squares, next_norm, out_scaled, parts, arrived, rows, outer, epsilon,
+    INNER: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
+    ADD: tl.constexpr, PARTS: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    tile, split = tl.program_id(0), tl.program_id(1)
+    row = tl.arange(0, ROWS)
+    there = (row < rows)[:, None]
+    first = tile * LINES
+    BOTH: tl.constexpr = 2 * LINES if GATED else LINES
+    place = tl.arange(0, BOTH)
+    line = first + place % LINES + tl.where(place < LINES, 0, outer)  # the gate's, then the others
+    real = (first + place % LINES < outer)[:, None]
+    at = weight + line[:, None].to(tl.int64) * INNER
+    BLOCKS: tl.constexpr = (INNER + BLOCK - 1) // BLOCK
+    EACH: tl.constexpr = (BLOCKS + SPLITS - 1) // SPLITS
+    start = split * EACH
+    # The first weights do not depend on the kernel before.
+    inner = start * BLOCK + tl.arange(0, BLOCK)[None, :]
+    w = tl.load(at + inner, mask=real & (inner < INNER), other=0.0)
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    part = tl.load(x + row[:, None] * INNER + inner, mask=there & (inner < INNER), other=0.0)
+    product = tl.dot(part, tl.trans(w), input_precision="ieee")
+    for block in range(start + 1, tl.minimum(start + EACH, BLOCKS)):
+        inner = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+        if INNER % BLOCK == 0:
+            part = tl.load(x + row[:, None] * INNER + inner, mask=there, other=0.0)
+            w = tl.load(at + inner, mask=real, other=0.0)
+        else:
+            inside = inner < INNER
+            part = tl.load(x + row[:, None] * INNER + inner, mask=there & inside, other=0.0)
+            w = tl.load(at + inner, mask=real & inside, other=0.0)
+        product = tl.dot(part, tl.trans(w), product, input_precision="ieee")
+    if SPLITS > 1:
+        SIZE: tl.constexpr = ROWS * BOTH
+        to = parts + tile * SPLITS * SIZE + row[:, None] * BOTH + place[None, :]
+        tl.store(to + split * SIZE, product)
+        tl.debug_barrier()  # all of this program's part is there before it is counted
+        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.store(arrived + tile, 0)
+        product = tl.zeros([ROWS, BOTH], tl.float32)
+        for other in tl.static_range(SPLITS):
+            product += tl.load(to + other * SIZE, cache_modifier=".cg")
+    if NORM:
+        each = tl.arange(0, triton.next_power_of_2(PARTS))[None, :]
+        known = there & (each < PARTS)
+        given = tl.load(squares + row[:, None] * PARTS + each, mask=known, other=0.0)
+        product = product * tl.rsqrt(tl.sum(given, 1) / INNER + epsilon)[:, None]
+    if BIAS:
+        product += tl.load(bias + line, mask=line < outer, other=0.0).to(tl.float32)[None, :]
+    kind = out.dtype.element_ty
+    product = product.to(kind).to(tl.float32)  # rounded where the modules round
+    if GATED:
+        halves = tl.permute(tl.reshape(product, [ROWS, 2, LINES]), [0, 2, 1])
+        gate, up = tl.split(halves)  # each [ROWS, LINES]
+        product = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32) * up
+    column = first + tl.arange(0, LINES)[None, :]
+    mask = there & (column < outer)
+    to = row[:, None] * outer + column
+    if ADD:
+        product = (product + tl.load(out + to, mask=mask, other=0.0).to(tl.float32)).to(kind)
+        tl.store(out + to, product, mask=mask)
+        product = tl.where(mask, product.to(tl.float32), 0.0)
+        norm = tl.load(next_norm + column, mask=column < outer, other=0.0).to(tl.float32)
+        tl.store(out_scaled + to, (product * norm).to(kind), mask=mask)
+        tl.store(squares + row * PARTS + tile, tl.sum(product * product, 1), mask=row < rows)
+    else:
+        tl.store(out + to, product.to(kind), mask=mask)

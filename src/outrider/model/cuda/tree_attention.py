@@ -1,0 +1,252 @@
+"""Attention of tree rows over token slots, in Triton: nothing is gathered, no mask is built.
+
+The keys of a row are the whole context of its sequence and, among the rows of the same pass, its
+ancestors. The context is read through the slot table; the ancestors are 64 bits per row. Rows of
+one sequence share the loads of its context: they go through the matrix unit together, as a tile of
+(rows x grouped heads). Long contexts are split, so that a single sequence fills the device; a
+second, small kernel joins the parts.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.model.cuda.chain import chained
+from outrider.model.cuda.inputs import RowInputs
+from outrider.model.cuda.workspace import Workspace
+
+KEYS = 64  # per block; the rows of one sequence in a pass are one block
+FEWEST_KEYS = 64  # per part: below that, joining costs more than it gains
+MOST_PARTS = 128
+MOST_PAIRS = 128  # (row, head) pairs of a tile
+PROGRAMS = 264  # parts are made until so many programs run: two for each of 132 multiprocessors
+
+
+class Options(NamedTuple):
+    """What a layer asks for beside the scale."""
+
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [heads]
+
+
+def parts_for(rows: int, kv_heads: int) -> int:
+    """Into how many parts a context is split at most, where each row may be a sequence."""
+    parts = 1
+    while parts < MOST_PARTS and rows * kv_heads * parts < PROGRAMS:
+        parts *= 2
+    return parts
+
+
+def rows_per_tile(rows: int, group: int, single: bool) -> int:
+    """How many rows of one sequence a tile holds, at `group` query heads per key head."""
+    return max(1, _tile(rows, group, single) // group)
+
+
+def _tile(rows: int, group: int, single: bool) -> int:
+    """(row, head) pairs of a tile: at least 16 for the matrix unit. `single`: no sequence has
+    more than one row."""
+    wanted = group if single else min(MOST_PAIRS, rows * group)
+    return max(16, triton.next_power_of_2(max(wanted, group)))
+
+
+def workspace_for(rows: int, heads: int, kv_heads: int, value_size: int) -> tuple[int, int]:
+    """Elements of `Workspace.parts` and `.weights` that a pass over so many rows needs."""
+    weights = rows * heads * parts_for(rows, kv_heads)
+    return weights * value_size, weights
+
+
+def tree_attention(
+    query: Tensor,  # [rows, heads, head size]
+    keys: Tensor,  # [slots, kv heads, head size]
+    values: Tensor,  # [slots, kv heads, value head size]
+    inputs: RowInputs,
+    work: Workspace,
+    scale: float,
+    options: Options = Options(),  # noqa: B008
+    out: Tensor | None = None,  # [rows, heads, value head size]
+) -> Tensor:
+    """[rows, heads, value head size]; padding rows are not written."""
+    rows, heads, size = query.shape
+    kv_heads, value_size = values.shape[1], values.shape[2]
+    group, parts = heads // kv_heads, parts_for(rows, kv_heads)
+    tile = _tile(rows, group, inputs.single)
+    if out is None:
+        out = torch.empty(rows, heads, value_size, dtype=query.dtype, device=query.device)
+    _attend[(rows, kv_heads, parts)](
+        query, keys, values, inputs.packed, inputs.table, work.parts, work.weights,
+        options.sinks if options.sinks is not None else query,
+        scale, rows, heads, inputs.table.stride(0),
+        query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
+        values.stride(0), values.stride(1),
+        WINDOW=options.window or 0, SOFTCAP=options.softcap or 0.0,
+        SINKS=options.sinks is not None, GROUP=group, SIZE=size,
+        PADDED_SIZE=max(16, triton.next_power_of_2(size)), VALUE_SIZE=value_size,
+        PADDED_VALUE_SIZE=max(16, triton.next_power_of_2(value_size)), PARTS=parts,
+        FEWEST_KEYS=FEWEST_KEYS, TILE=tile, KEYS=KEYS,
+        num_warps=8 if tile > 64 else 4, **chained(query.device),
+    )  # fmt: skip
+    _join[(rows, heads)](
+        work.parts, work.weights, inputs.packed, out, rows, heads,
+        VALUE_SIZE=value_size, PADDED_VALUE_SIZE=triton.next_power_of_2(value_size), PARTS=parts,
+        FEWEST_KEYS=FEWEST_KEYS, num_warps=max(1, min(8, parts * value_size // 2048)),
+        **chained(query.device),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _part_keys(context, PARTS: tl.constexpr, FEWEST_KEYS: tl.constexpr):
+    """Keys of the context that each part takes; the last may have fewer."""
+    each = tl.cdiv(tl.cdiv(context, PARTS), 64) * 64
+    return tl.maximum(each, FEWEST_KEYS)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _attend(
+    query, keys, values, packed, table, part_out, part_weight, sinks,
+    scale, rows, heads, table_stride,
+    query_row, query_head, key_slot, key_head, value_slot, value_head,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr, PADDED_VALUE_SIZE: tl.constexpr, PARTS: tl.constexpr,
+    FEWEST_KEYS: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """One part of the context of one tile, for one key head."""
+    tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # Fields of `packed`, in the order of inputs.py, each [rows] int64.
+    tile_rows = tl.load(packed + 8 * rows + tile)
+    first = tl.load(packed + 7 * rows + tile)
+    context = tl.load(packed + 4 * rows + first).to(tl.int32)
+    each = _part_keys(context, PARTS, FEWEST_KEYS)
+    parts = tl.maximum(1, tl.cdiv(context, each))
+    if (tile_rows == 0) | (part >= parts):
+        return
+    pair = tl.arange(0, TILE)
+    row = first + pair // GROUP  # [TILE]
+    head = kv_head * GROUP + pair % GROUP
+    real = pair < tile_rows * GROUP
+    position = tl.load(packed + rows + row, mask=real, other=0)
+    if CHAINED:  # what the host has sent was there before
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    inner = tl.arange(0, PADDED_SIZE)
+    q = tl.load(
+        query + row[:, None] * query_row + head[:, None] * query_head + inner[None, :],
+        mask=real[:, None] & (inner[None, :] < SIZE),
+        other=0.0,
+    )
+    value_inner = tl.arange(0, PADDED_VALUE_SIZE)
+    best = tl.full([TILE], float("-inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    mixed = tl.zeros([TILE, PADDED_VALUE_SIZE], tl.float32)
+
+    line = table + tl.load(packed + 3 * rows + first) * table_stride
+    segment = tl.load(packed + 5 * rows + first)
+    ancestors = tl.load(packed + 6 * rows + row, mask=real, other=0)
+    segment_rows = tl.load(packed + 9 * rows + first)
+    start, end = part * each, tl.minimum(context, (part + 1) * each)
+    if WINDOW > 0:  # keys that no row of the tile sees any more
+        oldest = tl.min(tl.where(real, position, 1 << 30), 0).to(tl.int32) - WINDOW + 1
+        start = tl.maximum(start, oldest // KEYS * KEYS)
+    blocks = tl.maximum(0, tl.cdiv(end - start, KEYS))
+    # In the last part, one more block: the rows of this pass.
+    for block in range(blocks + tl.where(part == parts - 1, 1, 0)):
+        tree = block >= blocks
+        place = tl.arange(0, KEYS) + tl.where(tree, 0, start + block * KEYS)
+        inside = place < tl.where(tree, segment_rows.to(tl.int32), end)
+        old = tl.load(line + place, mask=inside & (place < tl.where(tree, 0, end)), other=0)
+        new = tl.load(
+            packed + 2 * rows + segment + place,
+            mask=inside & (place < tl.where(tree, 64, 0)), other=0,
+        )  # fmt: skip
+        slot = tl.where(tree, new, old.to(tl.int64))
+        k = tl.load(
+            keys + slot[None, :] * key_slot + kv_head * key_head + inner[:, None],
+            mask=inside[None, :] & (inner[:, None] < SIZE),
+            other=0.0,
+        )
+        v = tl.load(
+            values + slot[:, None] * value_slot + kv_head * value_head + value_inner[None, :],
+            mask=inside[:, None] & (value_inner[None, :] < VALUE_SIZE),
+            other=0.0,
+        )
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        if SOFTCAP > 0:
+            scores = SOFTCAP * _tanh(scores / SOFTCAP)
+        bit = tl.where(tree, place, 0).to(tl.int64)
+        seen = inside[None, :] & (
+            (((ancestors[:, None] >> bit[None, :]) & 1) != 0) | (block < blocks)
+        )
+        if WINDOW > 0:
+            where = tl.load(packed + rows + segment + bit, mask=inside, other=0)
+            where = tl.where(tree, where, place.to(tl.int64))
+            seen = seen & (position[:, None] - where[None, :] < WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        top = tl.maximum(best, tl.max(scores, 1))
+        safe = tl.where(top == float("-inf"), 0.0, top)  # nothing seen yet
+        weights = tl.exp(scores - safe[:, None])
+        shrink = tl.exp(best - safe)
+        total = total * shrink + tl.sum(weights, 1)
+        mixed = mixed * shrink[:, None]
+        mixed += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        best = top
+
+    if SINKS:  # one more score per head, with no value behind it
+        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
+        sink = tl.where(part == parts - 1, sink, float("-inf"))
+        top = tl.maximum(best, sink)
+        safe = tl.where(top == float("-inf"), 0.0, top)
+        shrink = tl.exp(best - safe)
+        total = total * shrink + tl.exp(sink - safe)
+        mixed = mixed * shrink[:, None]
+        best = top
+    at = (row * heads + head) * PARTS + part
+    seen_any = total > 0
+    weight = best + tl.log(tl.where(seen_any, total, 1.0))  # -inf where nothing was seen
+    tl.store(part_weight + at, weight, mask=real)
+    tl.store(
+        part_out + at[:, None] * VALUE_SIZE + value_inner[None, :],
+        mixed / tl.where(seen_any, total, 1.0)[:, None],
+        mask=real[:, None] & (value_inner[None, :] < VALUE_SIZE),
+    )
+
+
+@triton.jit
+def _tanh(x):
+    """tl has none that the interpreter knows."""
+    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _join(
+    part_out, part_weight, packed, out, rows, heads,
+    VALUE_SIZE: tl.constexpr, PADDED_VALUE_SIZE: tl.constexpr, PARTS: tl.constexpr,
+    FEWEST_KEYS: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """The parts of one row and head."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    context = tl.load(packed + 4 * rows + row).to(tl.int32)
+    visible = tl.load(packed + 6 * rows + row)  # a padding row does not even see itself
+    used = tl.maximum(1, tl.cdiv(context, _part_keys(context, PARTS, FEWEST_KEYS)))
+    part, inner = tl.arange(0, PARTS), tl.arange(0, PADDED_VALUE_SIZE)
+    at = (row * heads + head) * PARTS + part
+    here = part < tl.where(visible != 0, used, 0)
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    weight = tl.load(part_weight + at, mask=here, other=float("-inf"))
+    top = tl.max(weight, 0)
+    share = tl.exp(weight - tl.where(top == float("-inf"), 0.0, top))
+    share = share / tl.maximum(tl.sum(share, 0), 1e-30)
+    mixed = tl.load(
+        part_out + at[:, None] * VALUE_SIZE + inner[None, :],
+        mask=here[:, None] & (inner[None, :] < VALUE_SIZE),
+        other=0.0,
+    )
+    mean = tl.sum(mixed * share[:, None], 0)
+    to = out + (row * heads + head) * VALUE_SIZE + inner
+    tl.store(to, mean.to(out.dtype.element_ty), mask=inner < VALUE_SIZE)

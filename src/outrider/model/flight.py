@@ -1,0 +1,16 @@
+"""A pass that was started, and on a GPU may still be under way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(eq=False)
+class Flight:
+    """`logits` [rows that need them, vocabulary]: on a GPU they may be read by what is launched
+    before the next pass. `landed` waits for the pass and gives the likeliest token of every row,
+    -1 where no score is finite; None where the pass has not looked for it."""
+
+    logits: Tensor
+    landed: Callable[[], list[int]] | None = None

@@ -1,0 +1,126 @@
+"""Fused layers against the Hugging Face module, in Triton's interpreter where there is no GPU."""
+
+import random
+from array import array
+from pathlib import Path
+
+import pytest
+import torch
+from tests.model.cuda.passes import DEVICE, make_inputs
+from tests.tiny import VOCAB, make_tiny
+
+from outrider.model.cuda.fused import FusedModel, can_fuse
+from outrider.model.cuda.inputs import prompt_inputs
+from outrider.model.cuda.linear import STREAM_LINES, Norm, Stream, from_stream, into_stream
+from outrider.model.cuda.tree_attention import workspace_for
+from outrider.model.cuda.workspace import Workspace
+from outrider.model.loading import load_model
+from outrider.model.runner import Runner
+from outrider.model.segment import Segment
+
+SHAPES = {"llama": {}, "mistral": {"sliding_window": 8}, "qwen2": {}, "qwen3": {"head_dim": 16}}
+
+
+def runner_of(family: str, folder: Path, **options: object) -> Runner:
+    make_tiny(family, folder, **options)
+    runner = Runner(load_model(str(folder), dtype="float32", device=str(DEVICE)))
+    runner.allocate(100)
+    for parameter in runner.model.parameters():  # on a CPU they are laid out for its own products
+        parameter.data = parameter.data.contiguous()
+    return runner
+
+
+def work_for(runner: Runner, model: FusedModel, rows: int) -> Workspace:
+    call = runner.layers[0]
+    parts, weights = workspace_for(rows, call.heads, call.kv_heads, call.value_head_size)
+    return Workspace.of(max(parts, model.most_parts(rows)), weights, DEVICE)
+
+
+def prompt(length: int, first: int, seed: int) -> Segment:
+    tokens = random.Random(seed).choices(range(VOCAB), k=length)
+    slots = array("q", range(first, first + length))
+    return Segment.chain(tokens, slots, array("q"), logits_from=0)
+
+
+@pytest.mark.parametrize("family", list(SHAPES))
+@torch.inference_mode()
+def test_fused_layers_are_the_modules(family: str, tmp_path: Path) -> None:
+    """A tree and a lone row, beside padding, below texts that the module has read."""
+    runner = runner_of(family, tmp_path, **SHAPES[family])
+    one, two = prompt(21, 1, seed=1), prompt(5, 30, seed=2)
+    runner.forward([one, two])
+    tree = Segment([5, 6, 7, 8], [-1, 0, 0, 1], array("q", [40, 41, 42, 43]), one.slots, 0)
+    lone = Segment([9], [-1], array("q", [44]), two.slots, 0)
+    expected = runner.forward([tree, lone]).clone()  # [5, vocabulary]
+    assert can_fuse(runner.loaded)
+    model = FusedModel(runner.loaded, runner.layers, positions=64)
+    inputs = make_inputs([tree, lone], rows=6, group=2)
+    work = work_for(runner, model, 6)
+    got = model(inputs, torch.zeros(6, dtype=torch.int64, device=DEVICE), work)
+    torch.testing.assert_close(got[:5], expected, rtol=1e-4, atol=1e-4)
+    # The parameters are views of the fused tensors now, and still the same.
+    torch.testing.assert_close(runner.forward([tree, lone]), expected)
+
+
+@torch.inference_mode()
+def test_prompts_go_through_the_same_layers(tmp_path: Path) -> None:
+    runner = runner_of("qwen2", tmp_path)
+    segments = [prompt(9, 1, seed=1), prompt(4, 20, seed=2)]
+    expected = runner.forward(segments).clone()
+    model = FusedModel(runner.loaded, runner.layers, positions=64)
+
+    class Long:
+        """Stands for `Graphs`, which needs a GPU."""
+
+        def long_pass(self, tokens, positions, wanted, step):  # type: ignore[no-untyped-def]
+            table = torch.zeros(2, 8, dtype=torch.int32, device=DEVICE)
+            inputs = prompt_inputs(tokens, positions, step.write_slots, table)
+            rows = torch.tensor(wanted, device=DEVICE)
+            return model.long_pass(inputs, step, rows, work_for(runner, model, len(tokens)))
+
+    got = runner._forward(segments, Long())  # type: ignore[arg-type]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_a_token_below_zero_is_what_the_pass_before_chose(tmp_path: Path) -> None:
+    runner = runner_of("llama", tmp_path)
+    model = FusedModel(runner.loaded, runner.layers, positions=64)
+    work = work_for(runner, model, 2)
+    chosen = torch.tensor([17, 23], device=DEVICE)
+
+    def logits(tokens: list[int]) -> torch.Tensor:
+        rows = [
+            Segment([t], [-1], array("q", [9 - i]), array("q"), 0) for i, t in enumerate(tokens)
+        ]
+        return model(make_inputs(rows, 2, group=2), chosen, work)
+
+    torch.testing.assert_close(logits([-2, -1]), logits([23, 17]))
+
+
+def normed(stream: Stream, norm: Norm) -> torch.Tensor:
+    width = (stream.hidden.shape[1],)
+    return torch.nn.functional.rms_norm(stream.hidden, width, norm.weight, norm.epsilon)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 17, 70])
+@pytest.mark.parametrize(("width", "inner"), [(48, 160), (100, 36)])
+def test_products_into_the_stream_and_out_of_it(rows: int, width: int, inner: int) -> None:
+    torch.manual_seed(rows)
+    norm = Norm(torch.rand(width, device=DEVICE), 1e-5)
+    embedding = torch.empty(1, width, device=DEVICE)
+    stream, work = Stream.like(embedding, rows), Workspace.of(100_000, 1, DEVICE)
+    stream.hidden.normal_()
+    before = stream.hidden.clone()
+    x, w = torch.randn(rows, inner, device=DEVICE), torch.randn(width, inner, device=DEVICE)
+    bias = torch.randn(width, device=DEVICE)
+    into_stream(x, w, bias, stream, norm, work)
+    torch.testing.assert_close(stream.hidden, before + x @ w.T + bias, rtol=1e-4, atol=1e-4)
+    out = torch.randn(2 * inner, width, device=DEVICE)
+    plain = from_stream(stream, norm, work, out)
+    torch.testing.assert_close(plain, normed(stream, norm) @ out.T, rtol=1e-4, atol=1e-4)
+    gate, up = plain.chunk(2, -1)
+    gated = from_stream(stream, norm, work, out, gated=True)
+    torch.testing.assert_close(gated, torch.nn.functional.silu(gate) * up, rtol=1e-4, atol=1e-4)
+    assert not work.arrived.any()
+    assert stream.squares.shape[1] == -(-width // STREAM_LINES)
