@@ -82,7 +82,7 @@ class Drafting:
     def _bind(self, drafter: Drafter) -> None:
         for each in {drafter, *drafter.members}:
             each.target_runner = self.runner
-            each.pass_seconds = lambda rows: float(self.policy.cost.seconds(rows))
+            each.pass_seconds = lambda rows: self.policy.cost.seconds(rows)
         drafter.bind(self._kv)
 
     # ---- requests ----
@@ -193,11 +193,12 @@ class Drafting:
         """The lookups first; others where they promise more than that."""
         competing = self._competing(batch)
         asked: list[tuple[Drafter, Request]] = []
+        pace = self.policy.seconds_per_token(base)
         for drafter in filter(_is_lookup, competing):
             due = [
                 request
                 for request in self._drafted_by(drafter, batch)
-                if self.policy.worth_a_look(request, drafter.name, base)
+                if self.policy.worth_a_look(request, drafter.name, pace)
             ]
             if due:
                 self._call(drafter, due, budget)

@@ -100,7 +100,7 @@ class Replay:
             requests.append(request)
         outcome = Outcome(0.0, 0.0, 0, 0)
         while requests:
-            outcome.plain += float(self.cost.seconds(len(requests))) * self._step(requests, outcome)
+            outcome.plain += self.cost.seconds(len(requests)) * self._step(requests, outcome)
             for request in [r for r in requests if r.position >= tokens]:
                 self.drafting.release(request)
                 requests.remove(request)
@@ -117,7 +117,7 @@ class Replay:
             Pass(count, count, count, 0),
             512 - count,
         )
-        outcome.time += float(self.cost.seconds(count + sum(len(tree) for tree in trees)))
+        outcome.time += self.cost.seconds(count + sum(len(tree) for tree in trees))
         verdicts, written = [], 0
         tree_of = dict(zip(drafting, trees, strict=True))
         for request in requests:

@@ -5,7 +5,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,8 @@ from tests.engine.helpers import Models, make_llm
 
 from outrider.engine.policy import calibration
 from outrider.engine.policy.cost import Measured, PassCost, smooth
+from outrider.engine.policy.gate import Pass
+from outrider.engine.policy.policy import Policy
 from outrider.engine.policy.timing import Timing
 
 MEASURED = Measured([1, 2, 4, 8], [10.0, 14.0, 15.0, 17.0], 256, per_sequence=0.5, per_key=0.01)
@@ -28,10 +29,28 @@ def test_smoothed_values_never_fall_and_keep_their_sum(values: list[float]) -> N
 
 def test_between_and_beyond_the_points() -> None:
     cost = PassCost(MEASURED)
-    assert cost.seconds(np.array([1, 3, 8, 12])).tolist() == [10.0, 14.5, 17.0, 19.0]
-    assert float(cost.seconds(1, sequences=3)) == 11.0
-    assert float(cost.seconds(1, sequences=1, keys=356)) == 11.0
-    assert float(cost.seconds(1, sequences=2, keys=300)) == 10.5  # below the context measured
+    assert [cost.seconds(n) for n in (1, 3, 8, 12)] == [10.0, 14.5, 17.0, 19.0]
+    assert cost.seconds(1, sequences=3) == 11.0
+    assert cost.seconds(1, sequences=1, keys=356) == 11.0
+    assert cost.seconds(1, sequences=2, keys=300) == 10.5  # below the context measured
+    assert PassCost(Measured([4], [7.0], 256)).seconds(9) == 7.0  # one point tells no slope
+
+
+@pytest.mark.parametrize(("rows", "more"), [(1, 0), (1, 12), (3, 4), (9, 3)])
+def test_growing_passes_are_the_single_ones(rows: int, more: int) -> None:
+    cost = PassCost(MEASURED)
+    single = [cost.seconds(n, 3, 2000) for n in range(rows, rows + more + 1)]
+    assert cost.growing(rows, more, 3, 2000).tolist() == pytest.approx(single)
+
+
+def test_a_pass_that_must_wait_for_drafts_costs_that_too() -> None:
+    """One more row is nearly free, but the device would stand still before it."""
+    policy = Policy(lambda: Measured([1, 8], [10.0, 10.1], 256))
+    base = Pass(writers=1, rows=1, sequences=1, keys=0)
+    assert policy.choose([[0.3]], base, 8).kept == [[0]]
+    policy.waited.learn(4.0, requests=1)
+    assert policy.choose([[0.3]], base, 8).kept == [[]]
+    assert policy.choose([[0.9, 0.8]], base, 8).kept == [[0, 1]]
 
 
 def test_a_machine_that_is_slow_for_all_keeps_the_shape() -> None:
@@ -39,7 +58,7 @@ def test_a_machine_that_is_slow_for_all_keeps_the_shape() -> None:
     for _ in range(200):
         cost.learn(1, 1, 0, 25.0)
         cost.learn(8, 1, 0, 42.5)
-    one, eight = cost.seconds(np.array([1, 8]))
+    one, eight = cost.seconds(1), cost.seconds(8)
     assert one == pytest.approx(25.0, rel=0.02)
     assert eight / one == pytest.approx(1.7, rel=0.02)
 
@@ -48,7 +67,7 @@ def test_a_point_alone_in_use_moves_all_alike() -> None:
     cost = PassCost(MEASURED)
     for _ in range(200):
         cost.learn(4, 1, 0, 30.0)
-    assert cost.seconds(np.array([1, 4, 8])).tolist() == pytest.approx([20, 30, 34], rel=0.02)
+    assert [cost.seconds(n) for n in (1, 4, 8)] == pytest.approx([20, 30, 34], rel=0.02)
 
 
 def test_a_wrong_point_is_corrected() -> None:
@@ -58,15 +77,15 @@ def test_a_wrong_point_is_corrected() -> None:
         cost.learn(1, 1, 0, 10.0)
         cost.learn(4, 1, 0, 15.0)
         cost.learn(8, 1, 0, 16.0)
-    assert float(cost.seconds(8)) == pytest.approx(16.0, rel=0.1)
-    assert float(cost.seconds(1)) == pytest.approx(10.0, rel=0.1)
+    assert cost.seconds(8) == pytest.approx(16.0, rel=0.1)
+    assert cost.seconds(1) == pytest.approx(10.0, rel=0.1)
 
 
 def test_one_hiccup_changes_little() -> None:
     cost = PassCost(MEASURED)
-    before = float(cost.seconds(8) / cost.seconds(1))
+    before = cost.seconds(8) / cost.seconds(1)
     cost.learn(8, 1, 0, 5000.0)
-    assert float(cost.seconds(8) / cost.seconds(1)) == pytest.approx(before, rel=0.1)
+    assert cost.seconds(8) / cost.seconds(1) == pytest.approx(before, rel=0.1)
 
 
 def test_timing_by_batch_and_depth() -> None:

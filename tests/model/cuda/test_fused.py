@@ -62,12 +62,14 @@ def test_fused_layers_are_the_modules(family: str, tmp_path: Path) -> None:
     torch.testing.assert_close(runner.forward([tree, lone]), expected)
 
 
+@pytest.mark.parametrize("rows", [13, 70])  # by our own products, by torch's
 @torch.inference_mode()
-def test_prompts_go_through_the_same_layers(tmp_path: Path) -> None:
+def test_prompts_go_through_the_same_layers(rows: int, tmp_path: Path) -> None:
     runner = runner_of("qwen2", tmp_path)
-    segments = [prompt(9, 1, seed=1), prompt(4, 20, seed=2)]
+    segments = [prompt(rows - 4, 1, seed=1), prompt(4, 90, seed=2)]
+    segments[0].logits_from = rows - 9
     expected = runner.forward(segments).clone()
-    model = FusedModel(runner.loaded, runner.layers, positions=64)
+    model = FusedModel(runner.loaded, runner.layers, positions=128)
 
     class Long:
         """Stands for `Graphs`, which needs a GPU."""

@@ -32,18 +32,19 @@ def choose_nodes(
     writers: int,
     rows: int,
     room: int,
-    seconds: Callable[[np.ndarray], np.ndarray],
+    seconds: Callable[[int, int], np.ndarray],
     log_gain: float = 0.0,
     margin: float = MARGIN,
 ) -> Choice:
     """Per tree the chance of each node to be on the target's path, parents first.
 
     The pass writes for `writers` requests, has `rows` without any of these nodes, and at most
-    `room` may join; `log_gain` is what is sure to be checked for other requests. A chance never
-    exceeds the parent's, and what a node adds to its request's log(1 + E) falls with every node
-    before it; so the best n nodes of all trees form trees again. Take them by falling gain, and
-    stop where the speed is largest. The whole curve is looked at, since costs go up in steps: more
-    rows may pay where one does not.
+    `room` may join; seconds(rows, n) are the times of passes over `rows` to `rows` + n rows, and
+    `log_gain` is what is sure to be checked for other requests. A chance never exceeds the
+    parent's, and what a node adds to its request's log(1 + E) falls with every node before it; so
+    the best n nodes of all trees form trees again. Take them by falling gain, and stop where the
+    speed is largest. The whole curve is looked at, since costs go up in steps: more rows may pay
+    where one does not.
     """
     order: list[list[int]] = []  # per tree: nodes by falling chance; a tie goes to the parent
     gains: list[float] = []
@@ -56,7 +57,7 @@ def choose_nodes(
     flat = np.array(gains)
     best_first = np.argsort(-flat, kind="stable")[:room]  # [nodes]
     total = log_gain + np.concatenate([[0.0], flat[best_first].cumsum()])  # [1 + nodes]
-    times = seconds(rows + np.arange(len(total)))
+    times = seconds(rows, len(flat[best_first]))
     values = total / writers - np.log(times)
     best = int(values.argmax())
     if values[best] < values[0] + log1p(margin):

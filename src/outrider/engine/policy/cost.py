@@ -1,5 +1,6 @@
 """What a pass costs: measured at start, corrected by every step after that."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
@@ -34,40 +35,53 @@ class PassCost:
     _seen: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._points = np.array(self.measured.rows, dtype=np.float64)
-        self._base = np.array(smooth(self.measured.seconds))
+        self._points = self.measured.rows
+        self._base = smooth(self.measured.seconds)
         self._own = [0.0] * len(self._points)
         self._seen = [0] * len(self._points)
         self._refresh()
 
     def _refresh(self) -> None:
-        share = np.array(self._seen) / (np.array(self._seen) + TRUST)
-        correction = self._common + share * (np.array(self._own) - self._common)
-        self._curve = np.array(smooth(list(self._base * np.exp(correction))))
+        corrected = []
+        for base, own, seen in zip(self._base, self._own, self._seen, strict=True):
+            share = seen / (seen + TRUST)
+            corrected.append(base * exp(self._common + share * (own - self._common)))
+        self._curve = smooth(corrected)
 
-    def seconds(self, rows: np.ndarray | int, sequences: int = 1, keys: int = 0) -> np.ndarray:
-        """Of passes over so many rows in all [n]; `keys` is the context of all sequences."""
+    def seconds(self, rows: int, sequences: int = 1, keys: int = 0) -> float:
+        """Of a pass over so many rows in all; `keys` is the context of all sequences."""
         points, curve = self._points, self._curve
-        asked = np.asarray(rows, dtype=np.float64)
-        cost = np.interp(asked, points, curve)
-        if len(points) > 1:  # beyond the last point, go on as between the last two
-            slope = (curve[-1] - curve[-2]) / (points[-1] - points[-2])
-            cost = cost + np.maximum(asked - points[-1], 0) * slope
+        # Between two points, or beyond the last as between the last two.
+        right = min(max(1, bisect_left(points, rows)), len(points) - 1)
+        cost = curve[right]
+        if right:
+            slope = (curve[right] - curve[right - 1]) / (points[right] - points[right - 1])
+            cost += (max(rows, points[0]) - points[right]) * slope
         known = self.measured
         extra_keys = max(0, keys - sequences * known.context)
         # What depends neither on rows nor on drafts, scaled like the rest.
         fixed = (sequences - 1) * known.per_sequence + extra_keys * known.per_key
-        return np.asarray(cost + fixed * exp(self._common))
+        return cost + fixed * exp(self._common)
+
+    def growing(self, rows: int, more: int, sequences: int = 1, keys: int = 0) -> np.ndarray:
+        """[1 + more]: of passes over `rows` rows, one more, and so on."""
+        asked = np.arange(rows, rows + more + 1)
+        cost = np.interp(asked, self._points, self._curve)
+        beyond = asked > self._points[-1]
+        if beyond.any():
+            cost[beyond] = [self.seconds(n) for n in asked[beyond].tolist()]
+        return cost + (self.seconds(rows, sequences, keys) - self.seconds(rows))
 
     def learn(self, rows: int, sequences: int, keys: int, seconds: float) -> None:
         """A pass over so many rows took so long."""
         if self.fixed:
             return
-        predicted = float(self.seconds(rows, sequences, keys))
+        predicted = self.seconds(rows, sequences, keys)
         if seconds <= 0 or not 1 / OUTLIER < seconds / predicted < OUTLIER:
             seconds = predicted * (OUTLIER if seconds > predicted else 1 / OUTLIER)
         error = log(seconds / predicted)
-        nearest = int(np.abs(np.log(self._points / max(rows, 1))).argmin())
+        distances = [abs(log(point / max(rows, 1))) for point in self._points]
+        nearest = distances.index(min(distances))
         was = self._common
         self._common += (1 - KEEP) * error
         # A point's own correction starts from the common one and moves as fast: with one point in
@@ -79,7 +93,7 @@ class PassCost:
 
     def curve(self) -> list[tuple[int, float]]:
         """(rows, seconds) as believed now."""
-        return [(int(n), float(s)) for n, s in zip(self._points, self._curve, strict=True)]
+        return list(zip(self._points, self._curve, strict=True))
 
 
 def smooth(values: Sequence[float]) -> list[float]:

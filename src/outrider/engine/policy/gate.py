@@ -83,7 +83,7 @@ def best_offer(
             rows += min(length, outlooks[i].room)
             if count & (count - 1) and count != len(order):
                 continue  # powers of two and the whole are enough to look at
-            seconds = float(cost.seconds(rows, base.sequences, base.keys))
+            seconds = cost.seconds(rows, base.sequences, base.keys)
             seconds += draft_seconds(order[:count], length)
             speed = mean_speed(log_gain, base.writers, seconds)
             if best is None or speed > best.speed:

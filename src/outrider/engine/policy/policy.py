@@ -76,14 +76,17 @@ class Policy:
 
     # ---- decisions ----
 
-    def worth_a_look(self, request: Request, drafter: str, base: Pass) -> bool:
+    def worth_a_look(self, request: Request, drafter: str, seconds_per_token: float) -> bool:
         """Whether to ask a lookup: always, while what it gains is worth its time, else now and then
         to see whether that has changed."""
         if self._always:
             return True
         spent = self.timings[drafter].per_request or 0.0
-        seconds_per_token = float(self.cost.seconds(base.rows, base.sequences)) / base.writers
         return self._interest(request, drafter).due(spent / seconds_per_token)
+
+    def seconds_per_token(self, base: Pass) -> float:
+        """Without any draft."""
+        return self.cost.seconds(base.rows, base.sequences) / base.writers
 
     def credit(self, request: Request, drafter: str, expected: float) -> None:
         """The drafter was asked, and this many tokens are expected of what it proposed."""
@@ -98,15 +101,18 @@ class Policy:
 
     def choose(self, chances: list[list[float]], base: Pass, room: int) -> Choice:
         waiting = self.waited.seconds(base.writers)
+
+        def seconds(rows: int, more: int) -> np.ndarray:
+            times = self.cost.growing(rows, more, base.sequences, base.keys)
+            times[1:] += waiting
+            return times
+
         return choose_nodes(
             chances,
             base.writers,
             base.rows,
             room,
-            lambda rows: (
-                self.cost.seconds(rows, base.sequences, base.keys)
-                + np.where(rows > base.rows, waiting, 0.0)
-            ),
+            seconds,
             base.log_gain,
             margin=0.0 if self._always else MARGIN,
         )

@@ -71,7 +71,7 @@ class FusedModel:
         and its sequences attend in the groups of `step`. wanted [n] int64."""
         nothing = wanted[:0]
         stream = self._run(inputs, nothing, work, step.attend)
-        last = Stream(stream.hidden[wanted], stream.scaled[wanted], stream.squares[wanted])
+        last = Stream.starting(stream.hidden[wanted], self.last_norm)
         return from_stream(last, self.last_norm, work, self.head)
 
     def _run(self, inputs: RowInputs, previous: Tensor, work: Workspace, attend: Kernel) -> Stream:

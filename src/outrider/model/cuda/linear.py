@@ -49,6 +49,11 @@ class Stream:
     squares: Tensor  # [rows, parts] float32: sums to that of hidden ** 2
 
     @classmethod
+    def starting(cls, hidden: Tensor, next_norm: Norm) -> "Stream":
+        """From hidden [rows, width] alone."""
+        return cls(hidden, hidden * next_norm.weight, hidden.float().square().sum(-1, keepdim=True))
+
+    @classmethod
     def like(cls, weight: Tensor, rows: int) -> "Stream":
         """For the width of an embedding [vocabulary, width]; to be filled."""
         width, device = weight.shape[1], weight.device
