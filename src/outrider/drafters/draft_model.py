@@ -69,6 +69,7 @@ class DraftModelDrafter(GrowingDrafter):
 
     def bind(self, kv: KVCache) -> None:
         self.runner.allocate(kv.total)
+        self.runner.speed_up()
         self.entries = Entries(kv)
 
     def observe(self, spans: list[Span]) -> None:

@@ -52,6 +52,7 @@ class ForeignTexts:
         total = ceil(kv.total * self._ratio)
         self.kv = KVCache(total, kv.prefix_caching)
         self.runner.allocate(total)
+        self.runner.speed_up()
 
     def release(self, request: Request) -> None:
         self._views.pop(request, None)

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 SCRAP = 0  # the slot that padding rows write and padding keys read; nobody owns it
 PROBE_SLOTS = 128  # that fast passes are tried out on
+SEQUENCES = 64
 REPRODUCIBLE_ROWS = 8  # rows of every pass in reproducible mode
 
 
@@ -74,15 +75,19 @@ class Runner:
             self.fixed_rows = self._invariant_rows()
 
     @torch.inference_mode()
-    def speed_up(self, sequences: int, longest: int) -> None:
-        """On a GPU: passes over few rows of up to `sequences` texts of up to `longest` tokens
-        become CUDA graphs. Slots must be allocated and unused."""
+    def speed_up(self, sequences: int = SEQUENCES, longest: int | None = None) -> None:
+        """On a GPU: passes over few rows become CUDA graphs, which remember the slots of so many
+        texts of up to `longest` tokens. Slots must be allocated and unused."""
         if self.device.type != "cuda" or self.fixed_rows or self._slots < PROBE_SLOTS:
             return
         from outrider.model.cuda.fast import fast_passes  # which needs Triton
 
         self.graphs, self.way = fast_passes(
-            self.loaded, self.layers, sequences, longest, self._forward
+            self.loaded,
+            self.layers,
+            sequences,
+            longest or min(self.loaded.context_length, self._slots),
+            self._forward,
         )
 
     @torch.inference_mode()

@@ -16,6 +16,8 @@ from outrider.model.segment import Segment
 
 log = logging.getLogger(__name__)
 
+ROUNDING = 3  # times as far from the module as its own packed pass may be: other kernels round at
+# other places, which alone makes 6 % for some models in bfloat16; what is wrong differs by 100 %
 CONTEXT = 70  # of the probe: more than one block of keys
 TREE = [-1, 0, 0, 1, 2, 0]  # of the probe
 
@@ -46,7 +48,7 @@ def fast_passes(
         except (RuntimeError, NotImplementedError) as problem:
             reason = f"{name} failed: {str(problem).splitlines()[0]}"
         else:
-            if error <= allowed_error(loaded.dtype):
+            if error <= ROUNDING * allowed_error(loaded.dtype):
                 return graphs, name
             reason = f"{name} differed by {error:.1e}"
         log.warning("%s; trying the next way", reason)

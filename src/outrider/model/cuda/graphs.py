@@ -78,7 +78,10 @@ class Graphs:
         self.table = SlotTable(lines, longest, device)
         self.device = device
         self.previous = torch.zeros(BUCKETS[-1], dtype=torch.int64, device=device)
-        parts, weights = zip(*(workspace_for(rows, *self._shape) for rows in BUCKETS))
+        sizes = [
+            workspace_for(b, single, *self._shape) for b in BUCKETS for single in (True, False)
+        ]
+        parts, weights = zip(*sizes)
         others = forward.most_parts(BUCKETS[-1])
         self._work = Workspace.of(max(*parts, others), max(weights), device)
         self._graphs: dict[tuple[int, bool], Graph] = {}
@@ -93,10 +96,10 @@ class Graphs:
         self._turn = 0
 
     def fits(self, segments: list[Segment]) -> bool:
-        """Whether a graph can do this pass: few rows, each with logits."""
+        """Whether a graph can do this pass: few rows, below texts that the table has room for."""
         rows = sum(map(len, segments))
         return rows <= BUCKETS[-1] and all(
-            len(s) <= TREE_BITS and s.logits_from == 0 for s in segments
+            len(s) <= TREE_BITS and len(s.context) <= self.table.longest for s in segments
         )
 
     def long_pass(
@@ -142,9 +145,11 @@ class Graphs:
         def landed() -> list[int]:
             assert self._turn in (turn, (turn + 1) % STAGES), "two passes have started since"
             self._landed[turn].synchronize()
-            return chosen[:rows].tolist()
+            tokens = chosen[:rows].tolist()
+            return tokens if wanted is None else [tokens[row] for row in wanted]
 
-        return Flight(graph.logits[:rows], landed)
+        wanted = _wanted(segments)
+        return Flight(graph.logits[:rows] if wanted is None else graph.logits[wanted], landed)
 
     @property
     def _group(self) -> int:
@@ -160,6 +165,13 @@ class Graphs:
         return self._graphs[key]
 
 
-def bucket_of(rows: int) -> int:
-    """The rows that a pass over so many really computes."""
-    return next((b for b in BUCKETS if b >= rows), rows)
+def _wanted(segments: list[Segment]) -> list[int] | None:
+    """Rows whose logits were asked for; None for all, as nearly always."""
+    if not any(segment.logits_from for segment in segments):
+        return None
+    wanted: list[int] = []
+    first = 0
+    for segment in segments:
+        wanted += range(first + segment.logits_from, first + len(segment))
+        first += len(segment)
+    return wanted

@@ -18,6 +18,7 @@ class SlotTable:
         self.device_table: Tensor = torch.zeros(  # [1 + lines, longest] int32; line 0 is scrap
             1 + lines, longest, dtype=torch.int32, device=device
         )
+        self.longest = longest
         self._copy = np.full((1 + lines, longest), -1, dtype=np.int64)
         self._free = list(range(lines, 0, -1))
         self._lines: OrderedDict[Hashable, int] = OrderedDict()  # least recently used first

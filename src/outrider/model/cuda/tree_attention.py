@@ -33,10 +33,12 @@ class Options(NamedTuple):
     sinks: Tensor | None = None  # [heads]
 
 
-def parts_for(rows: int, kv_heads: int) -> int:
-    """Into how many parts a context is split at most, where each row may be a sequence."""
+def parts_for(rows: int, group: int, kv_heads: int, single: bool) -> int:
+    """Into how many parts a context is split at most: enough to fill the device even when all rows
+    belong to as few sequences as can be."""
+    tiles = -(-rows // rows_per_tile(rows, group, single))
     parts = 1
-    while parts < MOST_PARTS and rows * kv_heads * parts < PROGRAMS:
+    while parts < MOST_PARTS and tiles * kv_heads * parts < PROGRAMS:
         parts *= 2
     return parts
 
@@ -53,9 +55,11 @@ def _tile(rows: int, group: int, single: bool) -> int:
     return max(16, triton.next_power_of_2(max(wanted, group)))
 
 
-def workspace_for(rows: int, heads: int, kv_heads: int, value_size: int) -> tuple[int, int]:
+def workspace_for(
+    rows: int, single: bool, heads: int, kv_heads: int, value_size: int
+) -> tuple[int, int]:
     """Elements of `Workspace.parts` and `.weights` that a pass over so many rows needs."""
-    weights = rows * heads * parts_for(rows, kv_heads)
+    weights = rows * heads * parts_for(rows, heads // kv_heads, kv_heads, single)
     return weights * value_size, weights
 
 
@@ -72,7 +76,8 @@ def tree_attention(
     """[rows, heads, value head size]; padding rows are not written."""
     rows, heads, size = query.shape
     kv_heads, value_size = values.shape[1], values.shape[2]
-    group, parts = heads // kv_heads, parts_for(rows, kv_heads)
+    group = heads // kv_heads
+    parts = parts_for(rows, group, kv_heads, inputs.single)
     tile = _tile(rows, group, inputs.single)
     if out is None:
         out = torch.empty(rows, heads, value_size, dtype=query.dtype, device=query.device)
