@@ -129,15 +129,16 @@ def _constants(rows: int, inner: int, shape: Shape, lines: int) -> dict[str, int
 def shape_for(rows: int, outer: int, inner: int) -> Shape:
     """Where the weight has few lines, several programs share a line, so that all multiprocessors
     take part. The figures are those that measured best on an H200."""
-    few = rows <= 16  # with more, the rows' own tiles take the place of weights in flight
-    block = 256 if few and outer < 8192 else 128
+    block = 256 if outer < 8192 else 128
     while block > 16 and inner % block:
         block //= 2
+    if rows > 16:  # the rows' own tiles take the place of weights in flight
+        lines, stages = (16 if outer < 8192 else 32), (4 if rows <= 32 else 3)
+        return Shape(lines, block, warps=4, stages=stages)
     if outer >= 8192:
-        lines = 64 if few else 32
-        return Shape(lines, block, warps=2 if few else 4, stages=4 if outer >= 65536 else 3)
+        return Shape(64, block, warps=2, stages=4 if outer >= 65536 else 3)
     splits = max(1, min(MOST_SPLITS, inner // (2 * block)))
-    return Shape(16, block, warps=2 if few else 4, stages=5 if few else 3, splits=splits)
+    return Shape(16, block, warps=2, stages=5, splits=splits)
 
 
 def workspace_for(rows: int, outer: int) -> int:

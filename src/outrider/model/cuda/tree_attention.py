@@ -97,7 +97,7 @@ def tree_attention(
     _join[(rows, heads)](
         work.parts, work.weights, inputs.packed, out, rows, heads,
         VALUE_SIZE=value_size, PADDED_VALUE_SIZE=triton.next_power_of_2(value_size), PARTS=parts,
-        FEWEST_KEYS=FEWEST_KEYS, num_warps=max(1, min(8, parts * value_size // 2048)),
+        FEWEST_KEYS=FEWEST_KEYS, num_warps=min(8, triton.next_power_of_2(max(1, parts * value_size // 2048))),
         **chained(query.device),
     )  # fmt: skip
     return out
