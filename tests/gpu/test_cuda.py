@@ -8,7 +8,10 @@ from tests.tiny import make_tiny, make_tokenizer
 
 from outrider import LLM, SamplingParams
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 PROMPTS = [[5 + (i * j) % 290 for j in range(1, 4 + 3 * i)] for i in range(1, 9)]
 
@@ -64,3 +67,28 @@ def test_reproducible_bf16_ids_do_not_depend_on_the_drafter_or_the_pool(target, 
     plain = ids(target, None, params, **options)
     assert ids(target, {"model": str(target)}, params, **options) == plain
     assert ids(target, "ngram", params, kv_cache_tokens=100, **options) == plain
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "phi3"])
+def test_passes_over_few_rows_are_graphs(family, tmp_path):
+    """Fused where the layers are known; the module itself where not; both as the CPU has it."""
+    folder = make_tiny(family, tmp_path)
+    params = [SamplingParams(temperature=i / 4, seed=i, max_tokens=24) for i in range(8)]
+    llm = LLM(str(folder), "auto", device="cuda", dtype="float32")
+    fused = family in ("llama", "mistral", "qwen2", "qwen3")
+    assert llm.engine.runner.way == f"CUDA graphs, {'fused' if fused else 'unfused'} layers"
+    got = [r.outputs[0].token_ids for r in llm.generate(PROMPTS, params, use_tqdm=False)]
+    assert got == ids(folder, None, params, device="cpu", dtype="float32")
+
+
+def test_texts_end_and_leave_while_the_next_pass_is_under_way(target):
+    params = [
+        SamplingParams(
+            temperature=0, max_tokens=4 + 5 * i, stop_token_ids=[*range(20, 20 + 12 * i)]
+        )
+        for i in range(8)
+    ]
+    plain = ids(target, None, params, device="cpu", dtype="float32")
+    options = {"device": "cuda", "dtype": "float32"}
+    assert ids(target, None, params, **options) == plain
+    assert ids(target, "auto", params, kv_cache_tokens=200, max_num_seqs=3, **options) == plain

@@ -20,7 +20,7 @@ class EngineConfig:
     trust_remote_code: bool = False
     max_model_len: int | None = None  # default: what the model was trained for
     max_num_seqs: int = 64  # sequences in one pass
-    max_num_batched_tokens: int = 512  # rows in one pass: prompts, roots and tree nodes
+    max_num_batched_tokens: int | None = None  # rows in one pass: prompts, roots, tree nodes
     kv_cache_tokens: int | None = None  # slots; default: from free memory
     memory_utilization: float = 0.5  # share of the free memory that slots may take
     enable_prefix_caching: bool = True

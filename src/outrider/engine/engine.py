@@ -1,5 +1,6 @@
 """The step: schedule, draft, forward, verify, commit, emit."""
 
+import logging
 import secrets
 from collections import defaultdict
 from time import perf_counter
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.errors import ConfigError, InvalidRequest
+from outrider.core.errors import ConfigError, InvalidRequest, OutriderError
 from outrider.core.outputs import Delta
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
@@ -34,7 +35,11 @@ from outrider.model.loading import fix_rotary, load_model
 from outrider.model.runner import Runner
 from outrider.sampling.counts import Counts
 from outrider.sampling.rows import RowError
-from outrider.verify import best_decides, verify
+from outrider.verify import pass_can_choose, verify, verify_chosen
+
+log = logging.getLogger(__name__)
+
+GPU_ROWS, CPU_ROWS = 2048, 512  # of a pass, where the user does not say
 
 
 class Engine:
@@ -70,7 +75,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.kv,
             config.max_num_seqs,
-            config.max_num_batched_tokens,
+            config.max_num_batched_tokens or self._default_rows(),
             self.drafting.most,
         )
         self.counts = Counts(self.runner.vocabulary, self.loaded.device)
@@ -119,6 +124,10 @@ class Engine:
                 f"max_model_len={wanted} is above what {self.loaded.name} was made for ({longest})"
             )
         return wanted or longest
+
+    def _default_rows(self) -> int:
+        """Prompts are read in parts, so that nobody waits long; a GPU reads more at once."""
+        return GPU_ROWS if self.loaded.device.type == "cuda" else CPU_ROWS
 
     def _slots(self) -> int:
         if self.config.kv_cache_tokens is not None:
@@ -198,6 +207,8 @@ class Engine:
                 self.kv.commit(item.sequence.request, [])
             if isinstance(error, RowError):
                 return self._fail(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                return self._make_room(error)
             raise
         self._review(launched, verdicts)
         self._commit(launched, verdicts)
@@ -213,7 +224,7 @@ class Engine:
                 [item.sequence.request for item in drafting],
                 [item.budget for item in drafting],
                 _plain_pass(work),
-                self.config.max_num_batched_tokens - sum(item.rows for item in work),
+                self.scheduler.max_rows - sum(item.rows for item in work),
             )
             trees |= {id(item): tree for item, tree in zip(drafting, proposed, strict=True)}
             self.seconds["draft_model"] = self.drafting.model_seconds
@@ -238,7 +249,9 @@ class Engine:
         if len(work) < len(self.scheduler.running) or self.kv.available < len(work):
             return None
         for item in work:
-            self.kv.reserve(item.sequence.request, 1)
+            request = item.sequence.request
+            self.kv.trim(request, item.rows)  # nothing was drafted
+            self.kv.reserve(request, 1)
         rows = launched.rows or range(len(work))
         segments = [segment_ahead(item, row) for item, row in zip(work, rows, strict=True)]
         flight = self.runner.launch(segments)
@@ -257,7 +270,7 @@ class Engine:
             and item.sequence.remaining > 1
             and request.params.logprobs is None
             and self.drafting.can_wait(request)
-            and best_decides(request, self.draft_config.verification)
+            and pass_can_choose(request, self.draft_config.verification)
         )
 
     @phase("verify")
@@ -266,15 +279,12 @@ class Engine:
         work, method = launched.work, self.draft_config.verification
         complete = [i for i, item in enumerate(work) if item.completes]
         requests = [work[i].sequence.request for i in complete]
-        best = launched.best() if all(best_decides(r, method) for r in requests) else None
-        verdicts = verify(
-            [launched.trees[i] for i in complete],
-            requests,
-            launched.flight.logits,
-            self.counts,
-            method,
-            best,
-        )
+        trees = [launched.trees[i] for i in complete]
+        chosen = launched.chosen() if all(pass_can_choose(r, method) for r in requests) else None
+        if chosen is not None:
+            verdicts = verify_chosen(trees, requests, chosen)
+        else:
+            verdicts = verify(trees, requests, launched.flight.logits, self.counts, method)
         return dict(zip(complete, verdicts, strict=True))
 
     def _time(self, launched: Launched) -> None:
@@ -392,6 +402,20 @@ class Engine:
         job = self.jobs[error.request.id]
         job.error = str(error)
         return self._end_job(job, "error")
+
+    def _make_room(self, error: torch.OutOfMemoryError) -> list[Delta]:
+        """A pass did not fit into the device's memory: go on with smaller ones. Nobody is lost."""
+        done = self.scheduler.shrink()
+        remedy = (
+            f"memory_utilization={self.config.memory_utilization} leaves too little beside "
+            f"{self.kv.total} KV slots; lower it, or max_num_seqs={self.config.max_num_seqs}"
+        )
+        if done is None:
+            raise OutriderError(f"out of GPU memory in the smallest pass: {remedy}") from error
+        if self.loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+        log.warning("out of GPU memory in a pass: %s (%s)", done, remedy)
+        return []
 
     def _check_when_idle(self) -> None:
         if self.idle:

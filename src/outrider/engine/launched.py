@@ -3,10 +3,11 @@
 from array import array
 from dataclasses import dataclass
 
+from outrider.core.request import Request
 from outrider.core.tree import ROOT, TokenTree
 from outrider.engine.scheduler import Scheduler, Work
 from outrider.model.flight import Flight
-from outrider.model.segment import Segment
+from outrider.model.segment import Choosing, Segment
 
 
 @dataclass(eq=False)
@@ -17,8 +18,8 @@ class Launched:
     started: float  # perf_counter
     rows: list[int] | None = None  # of the pass that still matter; None: all
 
-    def best(self) -> list[int] | None:
-        """The likeliest token of every row; waits for the pass. None where that is not known."""
+    def chosen(self) -> list[int] | None:
+        """The target's token at every row; waits for the pass. None where it has chosen none."""
         if self.flight.landed is None:
             return None
         tokens = self.flight.landed()
@@ -26,7 +27,8 @@ class Launched:
 
     def still_wanted(self, scheduler: Scheduler) -> "Launched | None":
         """Of a pass that ran ahead, what is left after some of its texts have ended meanwhile."""
-        going = [i for i, item in enumerate(self.work) if item.sequence in scheduler.running]
+        running = set(scheduler.running)
+        going = [i for i, item in enumerate(self.work) if item.sequence in running]
         if not going:
             return None
         work, trees = [self.work[i] for i in going], [self.trees[i] for i in going]
@@ -47,6 +49,7 @@ def segment_of(item: Work, tree: TokenTree) -> Segment:
         request.slots,
         logits_from=last if item.completes else len(tokens),
         owner=request,
+        choosing=_choosing(request, request.position),
     )
 
 
@@ -55,4 +58,10 @@ def segment_ahead(item: Work, row: int) -> Segment:
     request = item.sequence.request
     *before, slot = request.reserved
     context = request.slots + array("q", before)
-    return Segment([-1 - row], [-1], array("q", [slot]), context, logits_from=0, owner=request)
+    choosing = _choosing(request, request.position + 1)
+    return Segment([-1 - row], [-1], array("q", [slot]), context, 0, request, choosing)
+
+
+def _choosing(request: Request, position: int) -> Choosing:
+    temperature = 0.0 if request.params.greedy else request.params.temperature
+    return Choosing(temperature, request.seed, request.sample, position)

@@ -8,6 +8,8 @@ from outrider.core.request import Request
 from outrider.engine.sequence import Sequence
 from outrider.model.kv import KVCache
 
+SMALLEST_PASS = 16  # rows
+
 
 @dataclass
 class Work:
@@ -120,6 +122,18 @@ class Scheduler:
             if budget > 0 and self.kv.reserve(request, budget):
                 item.budget = budget
                 rows_left -= budget
+
+    def shrink(self) -> str | None:
+        """Make passes smaller, for good; what was done about it, or None where nothing is left to
+        do."""
+        if len(self.running) > 1:
+            self._preempt(self.running[-1])
+            self.max_sequences = len(self.running)
+            return f"at most {self.max_sequences} requests at once from now on"
+        if self.max_rows > SMALLEST_PASS:
+            self.max_rows = max(SMALLEST_PASS, self.max_rows // 2)
+            return f"at most {self.max_rows} rows in a pass from now on"
+        return None
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give back all its slots; its text so far stays and is computed again later."""

@@ -9,8 +9,8 @@ from torch import Tensor
 @dataclass(eq=False)
 class Flight:
     """`logits` [rows that need them, vocabulary]: on a GPU they may be read by what is launched
-    before the next pass. `landed` waits for the pass and gives the likeliest token of every row,
-    -1 where no score is finite; None where the pass has not looked for it."""
+    before the next pass. `landed` waits for the pass and gives the token that it chose at every
+    row, as the segments ask (`Choosing`), -1 where no score is finite; None where it chose none."""
 
     logits: Tensor
     landed: Callable[[], list[int]] | None = None

@@ -62,6 +62,11 @@ class KVCache:
             request.reserved += taken[::-1]
         return True
 
+    def trim(self, request: Request, count: int) -> None:
+        """Of the reserved slots, keep the first `count`."""
+        self._free.extend(reversed(request.reserved[count:]))
+        del request.reserved[count:]
+
     def commit(self, request: Request, keep: list[int], ahead: int = 0) -> None:
         """Of the reserved slots, append those at the indices `keep` to the text; free the rest, but
         for the last `ahead` of them, which a pass that has already started writes."""

@@ -168,6 +168,12 @@ def _read_model(
                 f"the weights of {name!r} are damaged or truncated; download them again "
                 f"({_line(error)})"
             ) from error
+        except torch.OutOfMemoryError as error:
+            free, total = (size / 2**30 for size in torch.cuda.mem_get_info(device))
+            raise ModelError(
+                f"{name!r} does not fit on {device}: {free:.1f} of {total:.1f} GiB were left when "
+                "it broke off; free memory there, or give device='cpu' or a smaller model"
+            ) from error
         except Exception as error:
             raise ModelError(f"{name!r} cannot be loaded: {_line(error)}") from error
     # transformers fills missing weights with noise and goes on: never what anybody wants here.

@@ -63,6 +63,18 @@ class Runner:
     def allocate(self, slots: int) -> None:
         """Memory for slots 1 to `slots`, plus the scrap slot."""
         self._slots = slots
+        try:
+            self._allocate(slots)
+        except torch.OutOfMemoryError as error:
+            gib = slots * self.bytes_per_slot / 2**30
+            raise ModelError(
+                f"{slots} KV slots of {self.loaded.name} ({gib:.1f} GiB) do not fit on "
+                f"{self.device}; lower memory_utilization, kv_cache_tokens or max_model_len"
+            ) from error
+        if self._want_reproducible:
+            self.fixed_rows = self._invariant_rows()
+
+    def _allocate(self, slots: int) -> None:
         for layer in self.layers:
             shape = (slots + 1, layer.kv_heads)
             options = {"dtype": self.loaded.dtype, "device": self.device}
@@ -71,8 +83,6 @@ class Runner:
             values = torch.empty(*shape, layer.value_head_size, **options)  # type: ignore[call-overload]
             keys[SCRAP], values[SCRAP] = 0, 0
             layer.module.outrider_kv = LayerKV(keys, values)  # type: ignore[assignment]
-        if self._want_reproducible:
-            self.fixed_rows = self._invariant_rows()
 
     @torch.inference_mode()
     def speed_up(self, sequences: int = SEQUENCES, longest: int | None = None) -> None:

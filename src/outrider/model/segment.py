@@ -3,12 +3,23 @@
 from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.tree import ancestor_mask, depths_of
+
+
+class Choosing(NamedTuple):
+    """How the pass itself may choose the tokens of a text: by the likeliest at temperature 0, else
+    with the noise of each row's output position."""
+
+    temperature: float
+    seed: int
+    sample: int
+    position: int  # in the output, of what the segment's first row with logits decides
 
 
 @dataclass(eq=False)
@@ -21,6 +32,7 @@ class Segment:
     context: array  # slots of everything before the segment
     logits_from: int  # rows from here on need logits; len(tokens) for none
     owner: Hashable = None  # the same for all segments of one text, where that is known
+    choosing: Choosing | None = None  # the likeliest token, where nothing else is asked for
 
     @classmethod
     def chain(cls, tokens: list[int], slots: array, context: array, logits_from: int) -> "Segment":

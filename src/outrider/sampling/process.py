@@ -40,8 +40,13 @@ def process(logits: Tensor, rows: Sequence[Row], counts: Counts) -> Tensor:
 
 def unprocessed(request: Request) -> bool:
     """True when the scores are the logits."""
+    return only_scaled(request) and (request.params.greedy or request.params.temperature == 1)
+
+
+def only_scaled(request: Request) -> bool:
+    """True when the scores are the logits, divided by the temperature."""
     params = request.params
-    drawn_as_is = params.greedy or (params.temperature == 1 and not truncates(params))
+    drawn_as_is = params.greedy or not truncates(params)
     banned = request.bad_word_ids or (request.position < params.min_tokens and request.stop_ids)
     changed = params.penalised or params.logit_bias or params.logits_processors
     return drawn_as_is and not banned and not changed

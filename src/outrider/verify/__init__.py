@@ -11,7 +11,7 @@ from outrider.core.tree import TokenTree
 from outrider.core.verdict import Verdict
 from outrider.sampling.choose import NO_TOKEN, choose, distribution
 from outrider.sampling.counts import Counts
-from outrider.sampling.process import process, unprocessed
+from outrider.sampling.process import only_scaled, process
 from outrider.sampling.rows import Row, tree_rows
 from outrider.verify.coupled import walk
 from outrider.verify.traversal import KeyedDraws, keyed_draws, traverse
@@ -25,9 +25,8 @@ def verify(
     logits: Tensor,
     counts: Counts,
     method: Method = "coupled",
-    best: list[int] | None = None,
 ) -> list[Verdict]:
-    """One verdict per request. `best`: the likeliest token of every row, where `best_decides`.
+    """One verdict per request.
 
     logits [sum of (1 + nodes), vocabulary]: for each request its root's row, then its nodes' rows
     in tree order. Raises RowError, which names the request, when its text reaches a row where no
@@ -35,16 +34,16 @@ def verify(
     again with the others.
     """
     rows = tree_rows(trees, requests)
-    given = len(logits) if best is None else len(best)
-    if len(rows) != given:
-        raise ValueError(f"{given} rows of logits for {len(rows)} roots and nodes")
-    spans = list(pairwise(accumulate((1 + len(tree) for tree in trees), initial=0)))
-    if best is not None:
-        return [_coupled(tree, rows[a:b], best[a:b]) for tree, (a, b) in zip(trees, spans)]
+    if len(rows) != len(logits):
+        raise ValueError(f"{len(logits)} rows of logits for {len(rows)} roots and nodes")
     scores = process(logits, rows, counts)
+    spans = _spans(trees)
     if method == "coupled":
         choices = choose(scores, rows).tolist()
-        return [_coupled(tree, rows[a:b], choices[a:b]) for tree, (a, b) in zip(trees, spans)]
+        return [
+            _coupled(tree, request, choices[a:b], rows[a:b])
+            for tree, request, (a, b) in zip(trees, requests, spans)
+        ]
     highest, likeliest = scores.max(-1)
     finite, choices = highest.isfinite().tolist(), likeliest.tolist()
     draws = keyed_draws(requests, trees)
@@ -58,14 +57,33 @@ def verify(
     ]
 
 
-def best_decides(request: Request, method: Method = "coupled") -> bool:
-    """Whether the target's choice is simply its likeliest token."""
-    return method == "coupled" and request.params.greedy and unprocessed(request)
+def pass_can_choose(request: Request, method: Method = "coupled") -> bool:
+    """Whether the target's choice needs nothing but logits, temperature and noise."""
+    return method == "coupled" and only_scaled(request)
 
 
-def _coupled(tree: TokenTree, rows: list[Row], choices: list[int]) -> Verdict:
+def verify_chosen(
+    trees: Sequence[TokenTree], requests: Sequence[Request], chosen: list[int]
+) -> list[Verdict]:
+    """The same for requests whose tokens the pass itself has chosen: `chosen` has one for each
+    root and node, NO_TOKEN where there was none to choose."""
+    return [
+        _coupled(tree, request, chosen[a:b])
+        for tree, request, (a, b) in zip(trees, requests, _spans(trees), strict=True)
+    ]
+
+
+def _spans(trees: Sequence[TokenTree]) -> list[tuple[int, int]]:
+    """Where each request's rows lie."""
+    return list(pairwise(accumulate((1 + len(tree) for tree in trees), initial=0)))
+
+
+def _coupled(
+    tree: TokenTree, request: Request, choices: list[int], rows: list[Row] | None = None
+) -> Verdict:
     verdict = walk(tree, choices)
     if verdict.next_token == NO_TOKEN:
+        rows = rows or tree_rows([tree], [request])
         raise rows[verdict.kept[-1] + 1 if verdict.kept else 0].failure()
     return Verdict(verdict.kept, verdict.next_token, choices)
 

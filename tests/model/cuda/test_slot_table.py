@@ -42,7 +42,7 @@ def test_only_what_is_new_travels() -> None:
     table.changes([row(text, table)], lines)
     text.extend([31, 32])
     places, slots = table.changes([row(text, table)], lines)
-    assert slots.tolist() == [31, 32] and len(places) == 2
+    assert slots == [31, 32] and len(places) == 2
     assert len(table.changes([row(text, table)], lines)[0]) == 0
 
 

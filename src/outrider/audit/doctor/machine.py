@@ -3,12 +3,14 @@
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from outrider.model.cache import cache_root, is_intact
+from outrider.model.families import FUSED as FAMILIES
 from outrider.model.loading import choose_dtype
 from outrider.model.machine import cores, cpu_info, cpu_name
 from outrider.model.zoo import ZOO, zoo_names
@@ -119,12 +121,27 @@ def fast_paths() -> list[FastPath]:
             "float32 on a CPU: passes over a few rows cost little more than over one",
         ),
     ]
-    missing = "not part of this version; "
-    return [
-        *paths,
-        FastPath("Triton attention", False, missing + "attention runs through torch's SDPA"),
-        FastPath("CUDA graphs", False, missing + "every pass launches its kernels one by one"),
-    ]
+    return [*paths, *_gpu_paths()]
+
+
+def _gpu_paths() -> list[FastPath]:
+    """What passes over few rows go through on a GPU; families without fused layers keep the rest.
+    A model that differs from its own forward on one of them falls back, with a warning."""
+    cuda, triton = torch.cuda.is_available(), find_spec("triton") is not None
+    reason = "needs a CUDA device" if not cuda else "needs the package triton"
+    capable = cuda and torch.cuda.get_device_capability() >= (9, 0)
+    told = {
+        "CUDA graphs": "a pass over up to 256 rows is one launch",
+        "Triton attention": "tree attention over token slots, split along the context",
+        "fused layers": f"for {', '.join(sorted(FAMILIES))} in bfloat16 or float32",
+        "running ahead": "the next plain pass starts before this one's tokens are known",
+    }
+    on = cuda and triton
+    paths = [FastPath(name, on, why if on else reason) for name, why in told.items()]
+    chained = "kernels start while the one before ends"
+    if on and not capable:
+        reason = "needs compute capability 9.0"
+    return [*paths, FastPath("chained kernels", on and capable, chained if capable else reason)]
 
 
 def _no_cuda() -> str:

@@ -39,7 +39,8 @@ def fast_passes(
         ways.append(("CUDA graphs, fused layers", lambda: FusedModel(loaded, calls, longest)))
     ways.append(("CUDA graphs, unfused layers", lambda: UnfusedModel(loaded.model)))
     first = calls[0]
-    shape = (first.heads, first.kv_heads, first.value_head_size)
+    vocabulary = loaded.model.get_output_embeddings().weight.shape[0]
+    shape = (first.heads, first.kv_heads, first.value_head_size, vocabulary)
     reason = ""
     for name, make in ways:
         try:

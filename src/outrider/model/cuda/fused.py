@@ -17,10 +17,9 @@ from outrider.model.cuda.linear import workspace_for as product_parts
 from outrider.model.cuda.row_kernels import embed, rotate_and_store
 from outrider.model.cuda.tree_attention import Options, tree_attention
 from outrider.model.cuda.workspace import Workspace
+from outrider.model.families import FUSED
 from outrider.model.loading import LoadedModel
 
-# Families whose layers are: norm, attention with whole-head rotation, norm, silu-gated products.
-FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 DTYPES = (torch.bfloat16, torch.float32)  # in float16 a norm's weight could overflow a product
 
 
@@ -95,7 +94,7 @@ class FusedModel:
 def can_fuse(loaded: LoadedModel) -> bool:
     """Whether the family is known and its weights are plain tensors of a kind the kernels take."""
     model: Any = loaded.model
-    if model.config.model_type not in FAMILIES or loaded.dtype not in DTYPES:
+    if model.config.model_type not in FUSED or loaded.dtype not in DTYPES:
         return False
     linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
     plain = all(

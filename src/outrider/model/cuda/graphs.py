@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from outrider.model.attention import Pass
+from outrider.model.cuda.choice import choose
+from outrider.model.cuda.choice import workspace_for as choice_parts
 from outrider.model.cuda.fused import FusedModel
 from outrider.model.cuda.inputs import (
     FIELDS,
@@ -49,13 +51,12 @@ class Graph:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # compiles the kernels, which a capture cannot
-            forward(inputs, previous, work)
+            choose(forward(inputs, previous, work), inputs, work)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self.logits = forward(inputs, previous, work)  # [rows, vocabulary]
-            best, token = self.logits.max(-1)
-            self.choices = torch.where(best.isfinite(), token, -1)  # [rows] int64
+            self.choices = choose(self.logits, inputs, work)  # [rows] int64
             previous[: inputs.rows].copy_(self.choices)
 
     def replay(self) -> None:
@@ -69,6 +70,7 @@ class Graphs:
         heads: int,
         kv_heads: int,
         value_size: int,
+        vocabulary: int,
         lines: int,
         longest: int,
         device: torch.device,
@@ -83,7 +85,8 @@ class Graphs:
         ]
         parts, weights = zip(*sizes)
         others = forward.most_parts(BUCKETS[-1])
-        self._work = Workspace.of(max(*parts, others), max(weights), device)
+        chosen = choice_parts(BUCKETS[-1], vocabulary)
+        self._work = Workspace.of(max(*parts, others, chosen), max(*weights, chosen), device)
         self._graphs: dict[tuple[int, bool], Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         most = FIELDS * BUCKETS[-1] + 2 * updates_of(BUCKETS[-1])
@@ -124,7 +127,7 @@ class Graphs:
         updates = updates_of(bucket)
         if len(places) > updates:
             self.table.write(places, slots)
-            places = slots = places[:0]
+            places = slots = []
         turn = self._turn = (self._turn + 1) % STAGES
         self._read[turn].synchronize()
         size = FIELDS * bucket + 2 * updates

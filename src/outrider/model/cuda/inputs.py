@@ -1,8 +1,8 @@
 """What a pass over few rows reads: fixed buffers on the device, filled by one copy from the host.
 
 A captured graph reads the same addresses at every replay, so everything that differs from pass to
-pass lives here. All numbers of a pass travel as one int64 array: ten fields of one number per row,
-then the entries of the slot table that have changed since the last pass.
+pass lives here. All numbers of a pass travel as one int64 array: fourteen fields of one number per
+row, then the entries of the slot table that have changed since the last pass.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ SCRAP = 0  # slot and table line that nobody owns
 TOKEN, POSITION, SLOT, LINE, CONTEXT, SEGMENT, ANCESTORS, TILE_FIRST, TILE_ROWS, SEGMENT_ROWS = (
     range(10)
 )
-FIELDS = 10
+TEMPERATURE, SEED, OUTPUT_POSITION, SAMPLE = range(10, 14)  # the first as the bits of a float32
+FIELDS = 14
 SPARE_UPDATES = 16  # entries of the table that may change beside one per row
 
 
@@ -70,30 +71,63 @@ def fill(
     once."""
     fields = packed[: FIELDS * rows].reshape(FIELDS, rows)
     fields[:] = 0  # padding rows write the scrap slot, see nothing, and are in no tile
+    if all(len(segment) == 1 for segment in segments):
+        _fill_single(fields[:, : len(segments)], segments, lines)
+    else:
+        _fill_trees(fields, segments, lines, tile)
+    first = 0
+    for segment in segments:
+        n = len(segment)
+        if segment.choosing is not None and segment.choosing.temperature:
+            _fill_choosing(fields[:, first : first + n], segment)
+        first += n
+
+
+def _fill_single(fields: np.ndarray, segments: list[Segment], lines: list[int]) -> None:
+    """fields [FIELDS, sequences]: one row of each."""
+    contexts = [len(segment.context) for segment in segments]
+    order = np.arange(len(segments))
+    fields[TOKEN] = [segment.tokens[0] for segment in segments]
+    fields[POSITION] = fields[CONTEXT] = contexts
+    fields[SLOT] = [segment.slots[0] for segment in segments]
+    fields[LINE] = lines
+    fields[SEGMENT] = fields[TILE_FIRST] = order
+    fields[ANCESTORS] = fields[TILE_ROWS] = fields[SEGMENT_ROWS] = 1
+
+
+def _fill_trees(fields: np.ndarray, segments: list[Segment], lines: list[int], tile: int) -> None:
+    """fields [FIELDS, rows]."""
     first, tiles = 0, 0
     for segment, line in zip(segments, lines, strict=True):
         n, context = len(segment), len(segment.context)
-        if n == 1:  # the common case, without the tree's arithmetic
-            fields[:7, first] = (
-                segment.tokens[0], context, segment.slots[0], line, context, first, 1,
-            )  # fmt: skip
-            fields[SEGMENT_ROWS, first] = 1
-        else:
-            here = slice(first, first + n)
-            fields[TOKEN, here] = segment.tokens
-            fields[POSITION, here] = depths_of(segment.parents)
-            fields[POSITION, here] += context - 1
-            fields[SLOT, here] = segment.slots
-            fields[LINE, here] = line
-            fields[CONTEXT, here] = context
-            fields[SEGMENT, here] = first
-            fields[ANCESTORS, here] = ancestor_bits(segment.parents)
-            fields[SEGMENT_ROWS, here] = n
+        here = slice(first, first + n)
+        fields[TOKEN, here] = segment.tokens
+        fields[POSITION, here] = depths_of(segment.parents)
+        fields[POSITION, here] += context - 1
+        fields[SLOT, here] = segment.slots
+        fields[LINE, here] = line
+        fields[CONTEXT, here] = context
+        fields[SEGMENT, here] = first
+        fields[ANCESTORS, here] = ancestor_bits(segment.parents)
+        fields[SEGMENT_ROWS, here] = n
         for start in range(0, n, tile):
             fields[TILE_FIRST, tiles] = first + start
             fields[TILE_ROWS, tiles] = min(tile, n - start)
             tiles += 1
         first += n
+
+
+def _fill_choosing(fields: np.ndarray, segment: Segment) -> None:
+    """fields [FIELDS, rows of the segment]; temperature 0 needs no numbers."""
+    temperature, seed, sample, position = segment.choosing  # type: ignore[misc]
+    fields[TEMPERATURE] = np.float32(temperature).view(np.int32)
+    fields[SEED] = seed
+    fields[SAMPLE] = sample
+    if len(segment) == 1:
+        fields[OUTPUT_POSITION] = position
+    elif segment.logits_from < len(segment):
+        depths = np.array(depths_of(segment.parents))
+        fields[OUTPUT_POSITION] = position + np.maximum(0, depths - depths[segment.logits_from])
 
 
 def ancestor_bits(parents: list[int]) -> np.ndarray:

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.model.cuda.chain import chained
-from outrider.model.cuda.inputs import RowInputs, updates_of
+from outrider.model.cuda.inputs import FIELDS, RowInputs, updates_of
 from outrider.model.cuda.linear import Norm, Stream
 
 
@@ -23,7 +23,7 @@ def embed(
         inputs.packed, inputs.table, weight, previous, next_norm.weight,
         stream.hidden, stream.scaled, stream.squares, inputs.rows,
         UPDATES=updates_of(inputs.rows), WIDTH=width, BLOCK=triton.next_power_of_2(width),
-        PARTS=parts, num_warps=4, **chained(weight.device),
+        PARTS=parts, FIELDS=FIELDS, num_warps=4, **chained(weight.device),
     )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def embed(
 def _embed(
     packed, table, weight, previous, norm, hidden, scaled, squares, rows,
     UPDATES: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    CHAINED: tl.constexpr,
+    FIELDS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     if CHAINED:
         tl.extra.cuda.gdc_wait()
@@ -51,8 +51,8 @@ def _embed(
     sums = tl.where(part == 0, tl.sum(exact * exact, 0), 0.0)
     tl.store(squares + row * PARTS + part, sums, mask=part < PARTS)
     for update in range(row, UPDATES, rows):
-        place = tl.load(packed + 10 * rows + update)
-        slot = tl.load(packed + 10 * rows + UPDATES + update)
+        place = tl.load(packed + FIELDS * rows + update)
+        slot = tl.load(packed + FIELDS * rows + UPDATES + update)
         tl.store(table + place, slot.to(tl.int32))
 
 

@@ -1,7 +1,7 @@
 """Which slot holds which token of which sequence, on the device, kept up by small updates."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 import torch
@@ -9,17 +9,20 @@ from torch import Tensor
 
 from outrider.model.segment import Segment
 
+BYTES = 8  # of a slot id in a segment's context
+
 
 class SlotTable:
-    """One line per sequence. The host keeps a copy, so that a pass sends what differs: as a rule
-    the slots of the last pass's tokens. What a line held before does not matter."""
+    """One line per sequence. The host remembers what it has sent, so that a pass sends what
+    differs: as a rule the slots of the last pass's tokens. Nothing relies on how a text has
+    changed, nor on what a line held before."""
 
     def __init__(self, lines: int, longest: int, device: torch.device) -> None:
         self.device_table: Tensor = torch.zeros(  # [1 + lines, longest] int32; line 0 is scrap
             1 + lines, longest, dtype=torch.int32, device=device
         )
         self.longest = longest
-        self._copy = np.full((1 + lines, longest), -1, dtype=np.int64)
+        self._sent = [b""] * (1 + lines)  # the context of each line, as bytes: quick to compare
         self._free = list(range(lines, 0, -1))
         self._lines: OrderedDict[Hashable, int] = OrderedDict()  # least recently used first
 
@@ -34,27 +37,36 @@ class SlotTable:
         self._lines[owner] = line
         return line
 
-    def changes(self, segments: list[Segment], lines: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Places in the flat table and the slots they must hold; the copy has them already."""
-        longest = self._copy.shape[1]
-        places, slots = [], []
+    def changes(self, segments: list[Segment], lines: list[int]) -> tuple[list[int], list[int]]:
+        """Places in the flat table and the slots they must hold; from now on they count as
+        sent."""
+        places: list[int] = []
+        slots: list[int] = []
         for segment, line in zip(segments, lines, strict=True):
-            wanted = np.array(segment.context, dtype=np.int64)
-            known = self._copy[line, : len(wanted)]
-            differing = np.flatnonzero(known != wanted)
-            if len(differing):
-                known[differing] = wanted[differing]
-                places.append(differing + line * longest)
-                slots.append(wanted[differing])
-        if not places:
-            return _NOTHING, _NOTHING
-        return np.concatenate(places), np.concatenate(slots)
+            context, sent = segment.context, self._sent[line]
+            now = context.tobytes()
+            self._sent[line] = now
+            first = line * self.longest
+            known = len(sent) // BYTES
+            if not now.startswith(sent):
+                known = min(known, len(context))
+                for place in _differing(sent, now, known):
+                    places.append(first + place)
+                    slots.append(context[place])
+            places += range(first + known, first + len(context))
+            slots += context[known:]
+        return places, slots
 
-    def write(self, places: np.ndarray, slots: np.ndarray) -> None:
+    def write(self, places: list[int], slots: list[int]) -> None:
         """Many changes at once, by a copy of their own: a prompt has just been read."""
         device = self.device_table.device
-        at = torch.from_numpy(places).to(device)
-        self.device_table.view(-1)[at] = torch.from_numpy(slots.astype(np.int32)).to(device)
+        at = torch.tensor(places, dtype=torch.int64, device=device)
+        values = torch.tensor(slots, dtype=torch.int32, device=device)
+        self.device_table.view(-1)[at] = values
 
 
-_NOTHING = np.zeros(0, dtype=np.int64)
+def _differing(before: bytes, now: bytes, slots: int) -> Iterable[int]:
+    """Where the first `slots` slots are not the same."""
+    old = np.frombuffer(before, dtype=np.int64, count=slots)
+    new = np.frombuffer(now, dtype=np.int64, count=slots)
+    return np.flatnonzero(old != new).tolist()

@@ -97,7 +97,7 @@ def tree_attention(
     _join[(rows, heads)](
         work.parts, work.weights, inputs.packed, out, rows, heads,
         VALUE_SIZE=value_size, PADDED_VALUE_SIZE=triton.next_power_of_2(value_size), PARTS=parts,
-        FEWEST_KEYS=FEWEST_KEYS, num_warps=2 if parts * value_size < 4096 else 4 if parts < 64 else 8,
+        FEWEST_KEYS=FEWEST_KEYS, num_warps=2 if parts < 32 else 4 if parts < 64 else 8,
         **chained(query.device),
     )  # fmt: skip
     return out

@@ -1,0 +1,158 @@
+"""Figures of a model on a GPU, as docs/performance.md quotes them.
+
+    python benchmarks/gpu.py --model ./Qwen2.5-Coder-1.5B-Instruct
+    python benchmarks/gpu.py --model ./model --prompts prompts.jsonl --per-category 4 --out gpu.json
+
+Start to first token; plain decoding at batch 1, 8 and 64; the pass over trees and over a long
+context against the pass over one row; how busy the device is while it decodes; `auto` against plain
+by category of prompt. Greedy, bfloat16, medians of repeats. Ratios are of one run on one machine.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from array import array
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import triton
+
+from outrider import LLM, SamplingParams, __version__
+from outrider.model.segment import Segment
+
+PROMPTS = Path(__file__).parents[1] / "src" / "outrider" / "bench" / "prompts.jsonl"
+LONG = 16384
+
+
+def load_prompts(file: Path, per_category: int) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in file.read_text().splitlines():
+        prompt = json.loads(line)
+        if len(found[prompt["category"]]) < per_category:
+            found[prompt["category"]].append(prompt["turns"][0])
+    return found
+
+
+def written(llm: LLM, texts: list[str], tokens: int, batch: int) -> float:
+    """Tokens per second, `batch` requests at a time, reading of prompts included."""
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    total, start = 0, time.perf_counter()
+    for first in range(0, len(chats), batch):
+        results = llm.chat(chats[first : first + batch], params, use_tqdm=False)
+        total += sum(len(result.outputs[0].token_ids) for result in results)
+    return total / (time.perf_counter() - start)
+
+
+def median_speed(llm: LLM, texts: list[str], tokens: int, batch: int, repeats: int) -> float:
+    speeds = []
+    for repeat in range(1 + repeats):  # the first run captures graphs
+        llm.engine.forget()
+        speed = written(llm, texts, tokens, batch)
+        speeds += [speed] if repeat else []
+    return statistics.median(speeds)
+
+
+def pass_milliseconds(llm: LLM, shapes: list[tuple[int, int]], repeats: int = 40) -> float:
+    """Of passes over (context, rows) each, one after the other, the host never in the way."""
+    segments, first = [], 1
+    for context, rows in shapes:
+        before = array("q", range(first, first + context))
+        slots = array("q", range(first + context, first + context + rows))
+        parents = [-1, *[0] * (rows - 1)]  # a root and its children
+        segments.append(Segment([5] * rows, parents, slots, before, logits_from=0))
+        first += context + rows
+    runner = llm.engine.runner
+    for _ in range(3):
+        runner.launch(segments)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        runner.launch(segments)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / repeats
+
+
+def idle_share(llm: LLM, text: str, tokens: int) -> float:
+    """Of the time between the first and the last kernel of a decode loop."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        written(llm, [text], tokens, 1)
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in profile.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
+    spans = spans[len(spans) // 10 :]  # not the reading of the prompt
+    busy, reached = 0.0, spans[0][0]
+    for start, end in spans:
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return 1 - busy / (reached - spans[0][0])
+
+
+def measure(model: str, prompts: dict[str, list[str]], tokens: int, repeats: int) -> dict[str, Any]:
+    texts = [text for several in prompts.values() for text in several]
+    options = {"device": "cuda", "dtype": "bfloat16", "max_num_seqs": 64}
+    start = time.perf_counter()
+    plain = LLM(model, None, **options)  # type: ignore[arg-type]
+    written(plain, texts[:1], 1, 1)
+    found: dict[str, Any] = {"seconds to first token": time.perf_counter() - start}
+    found["passes over few rows"] = plain.engine.runner.way
+    many = (texts * 64)[:64]
+    found["plain tok/s"] = {
+        "1": median_speed(plain, texts[:8], tokens, 1, repeats),
+        "8": median_speed(plain, many[:8], tokens, 8, repeats),
+        "64": median_speed(plain, many, tokens, 64, repeats),
+    }
+    plain.engine.forget()
+    shapes = {f"{rows} rows, 512 of context": [(512, rows)] for rows in (1, 4, 8, 16, 17, 32, 64)}
+    shapes |= {f"{n} texts of 512": [(512, 1)] * n for n in (8, 64)}
+    if plain.engine.max_model_len > LONG:
+        shapes |= {f"{rows} rows, {LONG} of context": [(LONG, rows)] for rows in (1, 16)}
+    found["pass ms"] = {name: pass_milliseconds(plain, shape) for name, shape in shapes.items()}
+    auto = LLM(model, "auto", **options)  # type: ignore[arg-type]
+    found["idle share"] = {
+        "none": idle_share(plain, texts[0], tokens),
+        "auto": idle_share(auto, texts[0], tokens),
+    }
+    found["auto / plain"] = {}
+    for category, several in prompts.items():
+        speeds = [median_speed(llm, several, tokens, 1, repeats) for llm in (plain, auto, plain)]
+        found["auto / plain"][category] = 2 * speeds[1] / (speeds[0] + speeds[2])
+        print(f"  {category}: {found['auto / plain'][category]:.2f}x", flush=True)
+    found["auto tok/s"] = {"64": median_speed(auto, many, tokens, 64, repeats)}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", required=True, help="folder, .gguf file or hub id")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL: category, turns")
+    parser.add_argument("--per-category", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="write the figures here, too")
+    arguments = parser.parse_args()
+    prompts = load_prompts(arguments.prompts, arguments.per_category)
+    found = measure(arguments.model, prompts, arguments.tokens, arguments.repeats)
+    found["versions"] = {
+        "outrider": __version__,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "transformers": transformers.__version__,
+        "gpu": torch.cuda.get_device_name(),
+    }
+    found["arguments"] = {name: str(value) for name, value in vars(arguments).items()}
+    text = json.dumps(found, indent=2)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The target's choice at every row, made on the device: the likeliest token, or the maximum of
+scaled logits plus the noise of the row's output position.
+
+The noise is that of sampling/noise.py, bit for bit up to the last place of a float64 logarithm, and
+all of it is computed: that takes microseconds here, and the search for the few tokens that need it
+would need the host.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.model.cuda.inputs import RowInputs
+from outrider.model.cuda.workspace import Workspace
+
+GROUPS = 64  # groups of 64 tokens that one program looks at
+
+
+def workspace_for(rows: int, vocabulary: int) -> int:
+    """Elements of `Workspace.parts` and of `.weights` that choosing needs."""
+    return rows * triton.cdiv(vocabulary, 64 * GROUPS)
+
+
+def choose(logits: Tensor, inputs: RowInputs, work: Workspace) -> Tensor:
+    """logits [rows, vocabulary] -> [rows] int64, -1 where a row has no finite maximum."""
+    rows, vocabulary = logits.shape
+    chunks = triton.cdiv(vocabulary, 64 * GROUPS)
+    choices = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    _choose_part[(rows, chunks)](
+        logits, inputs.packed, work.parts, work.weights, rows,
+        VOCABULARY=vocabulary, GROUPS=GROUPS, num_warps=8,
+    )  # fmt: skip
+    _choose_best[(rows,)](
+        work.parts, work.weights, choices,
+        CHUNKS=chunks, PADDED=triton.next_power_of_2(chunks), num_warps=1,
+    )  # fmt: skip
+    return choices
+
+
+@triton.jit
+def _unit(bits):
+    """32 random bits -> float64 strictly between 0 and 1, exactly."""
+    return (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
+
+
+@triton.jit
+def _exponential(bits):
+    """1 - v is exact, so the logarithm is as good as log1p's."""
+    return -tl.log(1.0 - _unit(bits))
+
+
+@triton.jit
+def _perturbed(at, token, bits, least, place, temperature, VOCABULARY: tl.constexpr):
+    """Scaled logits plus noise, [groups, 16]: every fourth token of some groups."""
+    z = tl.load(at + token, mask=token < VOCABULARY, other=float("-inf")).to(tl.float32)
+    above = tl.where(token % 64 == place[:, None], 0.0, _exponential(bits))
+    gumbel = -tl.log(least[:, None] + above)
+    return tl.div_rn(z, temperature + tl.zeros_like(z)) + gumbel.to(tl.float32)
+
+
+@triton.jit
+def _first_best(values, token):
+    """The maximum and the lowest token that has it; a NaN is +inf at no token."""
+    broken = tl.max(tl.max((values != values).to(tl.int32), 1), 0) != 0
+    best = tl.max(tl.max(values, 1), 0)
+    there = tl.where(values == best, token, 1 << 30)
+    first = tl.min(tl.min(there, 1), 0)
+    return tl.where(broken, float("inf"), best), tl.where(broken, -1, first)
+
+
+@triton.jit
+def _higher(best, first, value, token):
+    """Of two maxima, the higher; of equal ones, the lower token."""
+    wins = (value > best) | ((value == best) & (token < first))
+    return tl.where(wins, value, best), tl.where(wins, token, first)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _choose_part(
+    logits, packed, part_value, part_token, rows,
+    VOCABULARY: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """The best token of some groups. Field 10 is the temperature's bits, then seed, output
+    position and sample."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    at = logits + row.to(tl.int64) * VOCABULARY
+    group = chunk * GROUPS + tl.arange(0, GROUPS)
+    block = tl.arange(0, 16)[None, :]
+    token = group[:, None] * 64 + 4 * block  # the first of four that share a Philox block
+    temperature = tl.load(packed + 10 * rows + row).to(tl.int32).to(tl.float32, bitcast=True)
+    if temperature == 0:
+        best, first = _first_best(_plain(at, token, VOCABULARY), token)
+        for word in tl.static_range(1, 4):
+            value, other = _first_best(_plain(at, token + word, VOCABULARY), token + word)
+            best, first = _higher(best, first, value, other)
+    else:
+        seed = tl.load(packed + 11 * rows + row)
+        k0, k1 = (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
+        c1 = tl.load(packed + 12 * rows + row).to(tl.uint32)
+        c2 = tl.load(packed + 13 * rows + row).to(tl.uint32)
+        zero = c1 * 0  # purpose and lane of a choice
+        pair = (group // 2).to(tl.uint32) + 0x80000000
+        a, b, c, d = tl.philox_impl(pair, c1 + pair * 0, c2 + pair * 0, zero + pair * 0, k0, k1)
+        even = group % 2 == 0
+        least = _exponential(tl.where(even, a, c)) / 64
+        place = (tl.where(even, b, d) & 63).to(tl.int32)
+        index = (group[:, None] * 16 + block).to(tl.uint32)
+        w0, w1, w2, w3 = tl.philox_impl(
+            index, c1 + index * 0, c2 + index * 0, zero + index * 0, k0, k1
+        )
+        values = _perturbed(at, token, w0, least, place, temperature, VOCABULARY)
+        best, first = _first_best(values, token)
+        values = _perturbed(at, token + 1, w1, least, place, temperature, VOCABULARY)
+        value, other = _first_best(values, token + 1)
+        best, first = _higher(best, first, value, other)
+        values = _perturbed(at, token + 2, w2, least, place, temperature, VOCABULARY)
+        value, other = _first_best(values, token + 2)
+        best, first = _higher(best, first, value, other)
+        values = _perturbed(at, token + 3, w3, least, place, temperature, VOCABULARY)
+        value, other = _first_best(values, token + 3)
+        best, first = _higher(best, first, value, other)
+    to = row * tl.num_programs(1) + chunk
+    tl.store(part_value + to, best)
+    tl.store(part_token + to, first.to(tl.int32).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _plain(at, token, VOCABULARY: tl.constexpr):
+    return tl.load(at + token, mask=token < VOCABULARY, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _choose_best(part_value, part_token, choices, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
+    row = tl.program_id(0)
+    chunk = tl.arange(0, PADDED)
+    inside = chunk < CHUNKS
+    value = tl.load(part_value + row * CHUNKS + chunk, mask=inside, other=float("-inf"))
+    token = tl.load(part_token + row * CHUNKS + chunk, mask=inside, other=0.0)
+    best = tl.max(value, 0)
+    there = tl.where(value == best, token.to(tl.int32, bitcast=True), 1 << 30)
+    first = tl.min(there, 0)
+    finite = (best > float("-inf")) & (best < float("inf"))
+    tl.store(choices + row, tl.where(finite, first, -1).to(tl.int64))

@@ -1,0 +1,163 @@
+"""Passes that start before the tokens of the pass before are known: the engine's side of it.
+
+On a GPU the device hands a pass's choices to the next one. Here a double does the same on a CPU, so
+that slots, ends, aborts and preemption are tested without one.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.engine.helpers import (
+    Ask,
+    Models,
+    make_llm,
+    mixed_requests,
+    random_prompt,
+    run,
+    same_results,
+)
+from torch import Tensor
+
+from outrider.core.params import SamplingParams
+from outrider.core.tree import depths_of
+from outrider.engine.llm import LLM
+from outrider.model.flight import Flight
+from outrider.model.runner import Runner
+from outrider.model.segment import Choosing, Segment
+from outrider.sampling.noise import Key, Purpose, noise, streams
+
+
+class EagerGraphs:
+    """Computes a pass at once, and hides its tokens until somebody asks for them."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.previous: list[int] = []
+        self.ahead = 0  # passes that began with tokens unknown to the host
+        self.launches = 0
+
+    def fits(self, segments: list[Segment]) -> bool:
+        return all(len(s) <= 64 and s.logits_from == 0 for s in segments)
+
+    def long_pass(self, *_: Any) -> None:
+        return None
+
+    def launch(self, segments: list[Segment]) -> Flight:
+        self.ahead += any(token < 0 for s in segments for token in s.tokens)
+        self.launches += 1
+        for segment in segments:
+            segment.tokens = [self.previous[-1 - t] if t < 0 else t for t in segment.tokens]
+        logits = self.runner._forward(segments)
+        self.previous = [
+            int((row / (key.temperature or 1) + drawn).argmax())
+            for row, (key, drawn) in zip(logits, _noise(segments, logits.shape[1]), strict=True)
+        ]
+
+        def landed(tokens: list[int] = self.previous, mine: int = self.launches) -> list[int]:
+            assert self.launches - mine <= 1, "the device keeps the tokens of two passes"
+            return tokens
+
+        return Flight(logits, landed)
+
+
+def _noise(segments: list[Segment], vocabulary: int) -> Iterator[tuple[Choosing, Tensor | float]]:
+    """Per row: how it chooses, and the noise of its output position."""
+    for segment in segments:
+        assert segment.choosing is not None
+        for depth in depths_of(segment.parents):
+            asked = segment.choosing
+            key = Key(asked.seed, asked.sample, asked.position + depth - 1, Purpose.CHOICE)
+            drawn = noise(streams([key]), vocabulary)[0] if asked.temperature else 0.0
+            yield asked, drawn
+
+
+def make_ahead(models: Models, drafter: Any = None, **options: Any) -> tuple[LLM, EagerGraphs]:
+    llm = make_llm(models.target, drafter, **options)
+    graphs = EagerGraphs(llm.engine.runner)
+    llm.engine.runner.graphs = graphs  # type: ignore[assignment]
+    return llm, graphs
+
+
+def greedy(count: int, **options: Any) -> list[Ask]:
+    return [
+        (random_prompt(i, 3 + 5 * (i % 5)), SamplingParams(temperature=0, seed=i, **options))
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("drafter", [None, "auto", {"method": "ngram"}])
+@pytest.mark.parametrize("count", [1, 9])
+def test_the_text_is_that_of_waiting(models: Models, drafter: Any, count: int) -> None:
+    asked = greedy(count, max_tokens=24)
+    llm, graphs = make_ahead(models, drafter)
+    results = run(llm, asked)
+    assert graphs.ahead > 5
+    same_results(llm, asked, results, run(make_llm(models.target), asked))
+    llm.engine.kv.check()
+
+
+def test_texts_end_at_any_time(models: Models) -> None:
+    """By length, by a stop token that nobody could foresee, by a stop string."""
+    asked = greedy(12, max_tokens=40, stop_token_ids=[*range(20, 120)])
+    asked += greedy(6, max_tokens=13, stop=["a", "ri"], ignore_eos=True)
+    asked += [(prompt, SamplingParams(temperature=0, max_tokens=n)) for n in (1, 2, 3)
+              for prompt, _ in asked[:2]]  # fmt: skip
+    llm, graphs = make_ahead(models, max_num_seqs=5)
+    results = run(llm, asked)
+    assert graphs.ahead > 5
+    same_results(llm, asked, results, run(make_llm(models.target), asked))
+    assert llm.engine._ahead is None or llm.engine._ahead.still_wanted(llm.engine.scheduler) is None
+
+
+@pytest.mark.parametrize("drafter", [None, "auto"])
+def test_noise_belongs_to_the_position_that_is_decided(models: Models, drafter: Any) -> None:
+    asked = [
+        (random_prompt(i, 9), SamplingParams(temperature=0.5 + i / 4, seed=i, n=2, max_tokens=16))
+        for i in range(5)
+    ]
+    llm, graphs = make_ahead(models, drafter)
+    same_results(llm, asked, run(llm, asked), run(make_llm(models.target), asked))
+    assert graphs.ahead > 5
+
+
+def test_requests_that_need_the_host_make_all_wait(models: Models) -> None:
+    """Truncation, penalties, logprobs and users' own processors are not for the device."""
+    asked = mixed_requests(12)
+    llm, _ = make_ahead(models)
+    same_results(llm, asked, run(llm, asked), run(make_llm(models.target), asked))
+    for options in ({"top_k": 5}, {"logprobs": 2}, {"repetition_penalty": 1.2}):
+        alone, graphs = make_ahead(models)
+        params = SamplingParams(temperature=1, seed=1, max_tokens=6, **options)
+        run(alone, [(random_prompt(9, 12), params)])
+        assert graphs.ahead == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_come_and_go_in_a_pool_that_is_too_small(models: Models, seed: int) -> None:
+    rng = random.Random(seed)
+    llm, graphs = make_ahead(models, "auto" if seed % 2 else None, kv_cache_tokens=90)
+    engine = llm.engine
+    asked = greedy(14, max_tokens=20, ignore_eos=True)
+    truth = [r.outputs[0].token_ids for r in run(make_llm(models.target), asked)]
+    done: dict[str, list[int]] = {}
+    aborted: set[str] = set()
+    waiting = list(enumerate(asked))
+    while waiting or not engine.idle:
+        for _ in range(rng.randint(0, 2)):
+            if waiting:
+                i, (prompt, params) = waiting.pop(0)
+                engine.add(prompt, params, request_id=str(i))
+        if rng.random() < 0.05 and engine.jobs:
+            victim = rng.choice(list(engine.jobs))
+            aborted.add(victim)
+            engine.abort(victim)
+        for delta in engine.step():
+            done.setdefault(delta.request_id, []).extend(delta.token_ids)
+    assert graphs.ahead > 0
+    for i, expected in enumerate(truth):
+        got = done.get(str(i), [])
+        assert got == expected[: len(got)]
+        assert str(i) in aborted or len(got) == len(expected)
+    engine.kv.check()
