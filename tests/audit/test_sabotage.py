@@ -9,7 +9,7 @@ import pytest
 from tests.engine.helpers import Models, registered
 
 import outrider.drafters.candidates as candidates
-import outrider.engine.engine as engine
+import outrider.engine.commit as commit
 import outrider.verify as verify
 import outrider.verify.traversal as traversal
 from outrider.audit.run import audit_engine
@@ -76,12 +76,12 @@ def ignore_stops_inside_a_draft(patch: Patch) -> None:
 
 
 def logprobs_of_the_wrong_row(patch: Patch) -> None:
-    real = engine.token_logprobs
+    real = commit.token_logprobs
 
     def wrong(request: Any, tree: Any, verdict: Any, logits: Any, *rest: Any) -> Any:
         return real(request, tree, verdict, logits.roll(1, 0), *rest)
 
-    patch.setattr(engine, "token_logprobs", wrong)
+    patch.setattr(commit, "token_logprobs", wrong)
 
 
 def key_noise_by_row(patch: Patch) -> None:
@@ -95,12 +95,12 @@ def key_noise_by_row(patch: Patch) -> None:
 def commit_the_neighbours_slot(patch: Patch) -> None:
     real = KVCache.commit
 
-    def commit(self: KVCache, request: Request, keep: list[int]) -> None:
+    def wrong(self: KVCache, request: Request, keep: list[int], ahead: int = 0) -> None:
         if len(keep) > 1 and keep[-1] + 1 < len(request.reserved):
             keep = [*keep[:-1], keep[-1] + 1]
         real(self, request, keep)
 
-    patch.setattr(KVCache, "commit", commit)
+    patch.setattr(KVCache, "commit", wrong)
 
 
 class Meddler(Drafter):

@@ -79,6 +79,7 @@ def test_what_cannot_be_had_is_refused(llm: LLM, speculation: object, message: s
 
 def test_forgetting_leaves_a_fresh_engine(models: Models) -> None:
     llm = make_llm(models.target, "ngram")
+    llm.engine.policy.draft_always()  # how often a lookup is asked depends on how fast it was
     llm.generate(LOOP, params())
     assert llm.engine.policy.tracks["ngram"].levels[0].count > 0
     llm.engine.forget()

@@ -60,6 +60,7 @@ class Run:
     phases: dict[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     peak_cuda_bytes: int | None = None
+    graph_share: float | None = None  # of the steps that write; None without a GPU
 
     @property
     def key(self) -> Key:
@@ -100,6 +101,7 @@ class Cell:
     drafting_share: float | None  # of the step: drafting and policy code, without models
     peak_memory_bytes: int | None
     peak_cuda_bytes: int | None
+    graph_share: float | None  # of the steps that only write, those replayed from CUDA graphs
 
     @property
     def setting(self) -> Setting:
@@ -209,6 +211,7 @@ def _cell(
         drafting_share=_share(phases),
         peak_memory_bytes=_largest_known(run.peak_memory_bytes for run in runs),
         peak_cuda_bytes=_largest_known(run.peak_cuda_bytes for run in runs),
+        graph_share=_median_known(run.graph_share for run in runs),
     )
 
 

@@ -87,13 +87,32 @@ class Engines:
         floor = Floor(llm, batch_size, temperature, max_tokens, seed)
         memory = PeakMemory(llm.engine.loaded.device)
         before = dict(llm.engine.seconds)
+        replays = Replays(llm)
         start = perf_counter()
         floor.run(talks, finished_one)
         seconds = perf_counter() - start
         run = _summed(key, talks, seconds)
         run.phases = phases(before, llm.engine.seconds)
         run.peak_memory_bytes, run.peak_cuda_bytes = memory.host, memory.cuda
+        run.graph_share = replays.share
         return run
+
+
+class Replays:
+    """How many of the steps from now on are CUDA graphs, of those that only write."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._engine = llm.engine
+        self._before = (llm.engine.writing_steps, llm.engine.replayed_steps)
+
+    @property
+    def share(self) -> float | None:
+        """None on a machine that has none."""
+        engine, (writing, replayed) = self._engine, self._before
+        steps = engine.writing_steps - writing
+        if engine.loaded.device.type != "cuda" or not steps:
+            return None
+        return (engine.replayed_steps - replayed) / steps
 
 
 def fitting(llm: LLM, prompts: list[Prompt]) -> tuple[list[Prompt], list[str]]:

@@ -52,6 +52,7 @@ class Drafting:
         self._extra: dict[str, Drafter] = {}  # light ones that single requests have asked for
         self._plans: dict[Request, Plan] = {}
         self._proposals: dict[Request, list[Proposal]] = {}  # of the step under way
+        self._lessons: list[tuple[Request, str, TokenTree, list[int]]] = []  # for the policy
         self.decisions = Decisions()
         self.model_seconds = 0.0  # spent by drafters that run a model
 
@@ -144,6 +145,7 @@ class Drafting:
             drafter.observe(spans)
 
     def release(self, request: Request) -> None:
+        self.learn()  # not of a request that is gone
         self._plans.pop(request, None)
         self._proposals.pop(request, None)
         self.policy.release(request)
@@ -151,12 +153,14 @@ class Drafting:
             drafter.release(request)
 
     def reset(self) -> None:
+        self._lessons.clear()
         self.policy.reset()
         self.decisions = Decisions()
         for drafter in self.drafters():
             drafter.reset()
 
     def explain(self) -> Explanation:
+        self.learn()
         names = [drafter.name for drafter in (*self.root.members, *self._extra.values())]
         adaptive = self.adaptive or self.measures
         return explain(self.root.name, names, adaptive, self.policy, self.decisions)
@@ -170,6 +174,7 @@ class Drafting:
 
         `base` is the pass without any draft.
         """
+        self.learn()
         self._proposals = {request: [] for request in batch}
         budget = dict(zip(batch, budgets, strict=True))
         fixed = [r for r in batch if self._plans[r].length is not None]
@@ -307,7 +312,7 @@ class Drafting:
             self.decisions.count(len(batch), len(tree), len(verdict.kept))
             proposals = self._proposals.get(request, ())
             for proposal in proposals:
-                self.policy.learn(request, proposal.drafter.name, proposal.tree, text)
+                self._lessons.append((request, proposal.drafter.name, proposal.tree, text))
             owners = {p.drafter for p in proposals if p.tree.source == tree.source}
             if len(owners) == 1 and len(tree):  # not merged
                 checked.setdefault(owners.pop(), []).append((request, tree, verdict))
@@ -315,6 +320,12 @@ class Drafting:
             requests, own, said = map(list, zip(*entries, strict=True))
             drafter.review(requests, own, said)
         self._proposals.clear()
+
+    def learn(self) -> None:
+        """Tell the policy of the last review: the engine does so while a device is at work."""
+        for lesson in self._lessons:
+            self.policy.learn(*lesson)
+        self._lessons.clear()
 
 
 def _is_lookup(drafter: Drafter) -> bool:

@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from outrider.core.errors import ConfigError, InvalidRequest, OutriderError
 from outrider.core.outputs import Delta
@@ -17,17 +16,19 @@ from outrider.core.tree import TokenTree
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import Drafter
 from outrider.drafters.registry import parse_config
+from outrider.engine.ahead import RunAhead
+from outrider.engine.byte_pieces import ByteDetokenizer, byte_pieces
+from outrider.engine.commit import Commit
 from outrider.engine.config import EngineConfig
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.drafting import Drafting
 from outrider.engine.intake import Intake
-from outrider.engine.launched import Launched, segment_ahead, segment_of
+from outrider.engine.launched import Launched, segment_of
 from outrider.engine.phases import phase
 from outrider.engine.policy.calibration import SLOTS, calibrate
 from outrider.engine.policy.cost import Measured
 from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
-from outrider.engine.report import token_logprobs
 from outrider.engine.scheduler import Scheduler, Work
 from outrider.engine.sequence import Job, Sequence
 from outrider.model.kv import KVCache, slots_that_fit
@@ -82,8 +83,15 @@ class Engine:
         self.intake = Intake(
             self.loaded, self.runner.vocabulary, self.max_model_len, config.document_list
         )
+        self._pieces = byte_pieces(self.loaded.tokenizer)
+        self.run_ahead = RunAhead(
+            self.scheduler, self.kv, self.drafting, self.runner, self.draft_config.verification
+        )
+        self.commit = Commit(self.kv, self.counts, self.loaded.tokenizer)
         self.jobs: dict[str, Job] = {}
         self.steps = 0
+        self.writing_steps = 0  # those that read no prompts
+        self.replayed_steps = 0  # of them, those that were a CUDA graph
         self._ahead: Launched | None = None  # the next pass, where it has already started
         self._landed_at = 0.0  # when the last pass was known here
         self.seconds: defaultdict[str, float] = defaultdict(float)  # by phase, and "step" in all
@@ -159,14 +167,17 @@ class Engine:
                 request_id, checked.ids, params, seed, sample, checked.stop_ids, checked.bad_words,
                 shared_documents=self.intake.documents,
             )  # fmt: skip
-            detokenizer = Detokenizer(
-                self.loaded.tokenizer, params.skip_special_tokens, checked.ids
-            )
-            job.sequences.append(Sequence(request, job, checked.limit, detokenizer))
+            job.sequences.append(Sequence(request, job, checked.limit, self._detokenizer(request)))
             self.drafting.add(request, plan)
             self.scheduler.add(job.sequences[-1])
         self.jobs[request_id] = job
         return request_id
+
+    def _detokenizer(self, request: Request) -> Detokenizer | ByteDetokenizer:
+        skip = request.params.skip_special_tokens
+        if self._pieces is not None:
+            return ByteDetokenizer(self._pieces, skip)
+        return Detokenizer(self.loaded.tokenizer, skip, request.prompt_ids)
 
     def abort(self, request_id: str) -> list[Delta]:
         """End a request now; its last deltas. An id that is not running is no error: it may just
@@ -197,7 +208,8 @@ class Engine:
             trees = self._draft(work)
             launched = launched or self._launch(work, trees)
             if not any(map(len, trees)):
-                self._ahead = self._run_ahead(launched)
+                self._ahead = self._start_next(launched)
+            self._learn()
             verdicts = self._verify(launched)
             self._time(launched)
         except BaseException as error:
@@ -211,7 +223,7 @@ class Engine:
                 return self._make_room(error)
             raise
         self._review(launched, verdicts)
-        self._commit(launched, verdicts)
+        self._observe(self.commit(launched, verdicts, ahead=self._ahead is not None))
         return self._emit(work)
 
     @phase("draft")
@@ -237,41 +249,8 @@ class Engine:
         return Launched(work, trees, self.runner.launch(segments), start)
 
     @phase("forward")
-    def _run_ahead(self, launched: Launched) -> Launched | None:
-        """On a GPU: start the next pass before the tokens of this one are known here, where it can
-        only be one row for each of the same texts. A text that turns out to have ended is dropped
-        from it later."""
-        work = launched.work
-        if launched.flight.landed is None or self.scheduler.would_admit:
-            return None
-        if not all(self._plain_and_going_on(item) for item in work):
-            return None
-        if len(work) < len(self.scheduler.running) or self.kv.available < len(work):
-            return None
-        for item in work:
-            request = item.sequence.request
-            self.kv.trim(request, item.rows)  # nothing was drafted
-            self.kv.reserve(request, 1)
-        rows = launched.rows or range(len(work))
-        segments = [segment_ahead(item, row) for item, row in zip(work, rows, strict=True)]
-        flight = self.runner.launch(segments)
-        items = [Work(item.sequence, 1, self._nodes_ahead(item.sequence)) for item in work]
-        return Launched(items, [TokenTree.empty()] * len(items), flight, perf_counter())
-
-    def _nodes_ahead(self, sequence: Sequence) -> int:
-        """What might be drafted for a text, one token from now."""
-        return max(0, min(self.drafting.most(sequence.request), sequence.remaining - 2))
-
-    def _plain_and_going_on(self, item: Work) -> bool:
-        request = item.sequence.request
-        return (
-            item.completes
-            and item.rows == 1
-            and item.sequence.remaining > 1
-            and request.params.logprobs is None
-            and self.drafting.can_wait(request)
-            and pass_can_choose(request, self.draft_config.verification)
-        )
+    def _start_next(self, launched: Launched) -> Launched | None:
+        return self.run_ahead(launched)
 
     @phase("verify")
     def _verify(self, launched: Launched) -> dict[int, Verdict]:
@@ -293,7 +272,11 @@ class Engine:
         now, before = perf_counter(), self._landed_at
         self._landed_at = now
         work = launched.work
-        if not self.drafting.measures or any(not i.completes or i.rows > 1 for i in work):
+        if any(not item.completes or item.rows > 1 for item in work):
+            return
+        self.writing_steps += 1
+        self.replayed_steps += launched.flight.landed is not None
+        if not self.drafting.measures:
             return
         base = _plain_pass(work)
         rows = base.rows + sum(map(len, launched.trees))
@@ -301,6 +284,11 @@ class Engine:
         self.policy.cost.learn(rows, base.sequences, base.keys, now - max(before, launched.started))
         if self.runner.runs_ahead and rows > base.rows:
             self.policy.waited.learn(launched.started - before, base.writers)
+
+    @phase("policy")
+    def _learn(self) -> None:
+        """Of the last step, while the device is at this one."""
+        self.drafting.learn()
 
     @phase("policy")
     def _review(self, launched: Launched, verdicts: dict[int, Verdict]) -> None:
@@ -314,57 +302,9 @@ class Engine:
                 [verdicts[i] for i in drafted],
             )
 
-    def _commit(self, launched: Launched, verdicts: dict[int, Verdict]) -> None:
-        """Keep the accepted nodes' slots, free the rest, and tell the drafters."""
-        logits = launched.flight.logits  # [rows with logits, vocabulary]
-        spans, first_row = [], 0
-        for i, (item, tree) in enumerate(zip(launched.work, launched.trees, strict=True)):
-            request = item.sequence.request
-            start = len(request.slots)
-            kept: list[int] = []
-            if i in verdicts:
-                rows = logits[first_row : first_row + 1 + len(tree)]
-                kept = self._append(item.sequence, tree, verdicts[i], rows)
-                first_row += len(rows)
-            kept_rows = [*range(item.rows), *(item.rows + node for node in kept)]
-            self.kv.commit(request, kept_rows, ahead=self._ahead is not None)
-            if item.sequence.observed < start:  # what the prefix cache held
-                spans.append(Span(request, 0, request.tokens[:start]))
-            spans.append(Span(request, start, request.tokens[start : len(request.slots)]))
-            item.sequence.observed = len(request.slots)
-            # A prompt is complete, be its last part a single row: others may start from it.
-            if i in verdicts and (item.rows > 1 or start + 1 == len(request.prompt_ids)):
-                self.kv.share(request)
-        self._observe(spans)
-
     @phase("policy")
     def _observe(self, spans: list[Span]) -> None:
         self.drafting.observe(spans)
-
-    def _append(
-        self, sequence: Sequence, tree: TokenTree, verdict: Verdict, logits: Tensor
-    ) -> list[int]:
-        """Write the accepted tokens up to the text's end; the nodes that are part of it.
-
-        logits [1 + nodes, vocabulary]
-        """
-        request = sequence.request
-        entries: list[Any] = [None] * (len(verdict.kept) + 1)
-        if request.params.logprobs is not None:
-            entries = token_logprobs(
-                request, tree, verdict, logits, self.counts, self.loaded.tokenizer
-            )
-        writing = bool(request.output_ids)
-        kept: list[int] = []
-        for node, entry in zip(verdict.kept, entries, strict=False):
-            kept.append(node)
-            if sequence.append(tree.tokens[node], from_draft=True, logprobs=entry):
-                break
-        else:
-            sequence.append(verdict.next_token, from_draft=False, logprobs=entries[-1])
-        if writing:  # the first token comes from reading the prompt
-            sequence.speculation.record(len(tree), len(kept))
-        return kept
 
     def _emit(self, work: list[Work]) -> list[Delta]:
         """What each sequence gained; those that ended leave."""

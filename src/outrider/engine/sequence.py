@@ -13,13 +13,20 @@ from outrider.core.outputs import (
     Speculation,
 )
 from outrider.core.request import Request
+from outrider.engine.byte_pieces import ByteDetokenizer
 from outrider.engine.detokenize import Detokenizer, StopChecker
 
 
 class Sequence:
     """Tokens in, text and an end out. Knows nothing of slots or passes."""
 
-    def __init__(self, request: Request, job: "Job", limit: int, detokenizer: Detokenizer) -> None:
+    def __init__(
+        self,
+        request: Request,
+        job: "Job",
+        limit: int,
+        detokenizer: Detokenizer | ByteDetokenizer,
+    ) -> None:
         self.request = request
         self.job = job
         self.limit = limit  # output tokens at most

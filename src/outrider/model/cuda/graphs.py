@@ -96,7 +96,7 @@ class Graphs:
             torch.zeros(BUCKETS[-1], dtype=torch.int64).pin_memory() for _ in range(STAGES)
         ]
         self._landed = [torch.cuda.Event() for _ in range(STAGES)]
-        self._turn = 0
+        self._launches = 0
 
     def fits(self, segments: list[Segment]) -> bool:
         """Whether a graph can do this pass: few rows, below texts that the table has room for."""
@@ -128,7 +128,9 @@ class Graphs:
         if len(places) > updates:
             self.table.write(places, slots)
             places = slots = []
-        turn = self._turn = (self._turn + 1) % STAGES
+        self._launches += 1
+        launch = self._launches
+        turn = launch % STAGES
         self._read[turn].synchronize()
         size = FIELDS * bucket + 2 * updates
         packed = self._staging[turn][:size]
@@ -146,7 +148,7 @@ class Graphs:
         self._landed[turn].record()
 
         def landed() -> list[int]:
-            assert self._turn in (turn, (turn + 1) % STAGES), "two passes have started since"
+            assert self._launches - launch < STAGES, "its tokens have been overwritten"
             self._landed[turn].synchronize()
             tokens = chosen[:rows].tolist()
             return tokens if wanted is None else [tokens[row] for row in wanted]
