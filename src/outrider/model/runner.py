@@ -92,13 +92,14 @@ class Runner:
             return
         from outrider.model.cuda.fast import fast_passes  # which needs Triton
 
-        self.graphs, self.way = fast_passes(
-            self.loaded,
-            self.layers,
-            sequences,
-            longest or min(self.loaded.context_length, self._slots),
-            self._forward,
-        )
+        with torch.cuda.device(self.device):
+            self.graphs, self.way = fast_passes(
+                self.loaded,
+                self.layers,
+                sequences,
+                longest or min(self.loaded.context_length, self._slots),
+                self._forward,
+            )
 
     @torch.inference_mode()
     def forward(self, segments: list[Segment], skip: frozenset[int] = frozenset()) -> Tensor:
@@ -107,7 +108,9 @@ class Runner:
         Layers in `skip` are passed over: they neither read nor write their KV.
         """
         if not skip:
-            return self.launch(segments).logits
+            flight = self.launch(segments)
+            # A copy: the next pass of that size writes where this one did.
+            return flight.logits if flight.landed is None else flight.logits.clone()
         with self._decoder_layers.without(skip):
             return self._forward_fixed(segments) if self.fixed_rows else self._forward(segments)
 

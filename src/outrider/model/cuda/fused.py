@@ -70,6 +70,8 @@ class FusedModel:
         and its sequences attend in the groups of `step`. wanted [n] int64."""
         nothing = wanted[:0]
         stream = self._run(inputs, nothing, work, step.attend)
+        if not len(wanted):  # a part of a prompt that goes on
+            return stream.hidden.new_empty(0, self.head.shape[0])
         last = Stream.starting(stream.hidden[wanted], self.last_norm)
         return from_stream(last, self.last_norm, work, self.head)
 

@@ -113,11 +113,16 @@ class Graphs:
             return None
         inputs = prompt_inputs(tokens, positions, step.write_slots, self.table.device_table)
         rows = torch.tensor(wanted, dtype=torch.int64, device=self.device)
-        return self._forward.long_pass(inputs, step, rows, self._work)
+        with torch.cuda.device(self.device):  # Triton launches on the current one
+            return self._forward.long_pass(inputs, step, rows, self._work)
 
     def launch(self, segments: list[Segment]) -> Flight:
         """Start the pass. A token below zero stands for the choice of row -1 - token of the pass
         before this one."""
+        with torch.cuda.device(self.device):
+            return self._launch(segments)
+
+    def _launch(self, segments: list[Segment]) -> Flight:
         rows = sum(map(len, segments))
         bucket = next(b for b in BUCKETS if b >= rows)
         single = len(segments) == rows
