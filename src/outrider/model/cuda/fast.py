@@ -12,7 +12,9 @@ from outrider.model.cuda.fused import FusedModel, can_fuse
 from outrider.model.cuda.graphs import Graphs
 from outrider.model.cuda.unfused import UnfusedModel
 from outrider.model.loading import LoadedModel
-from outrider.model.segment import Segment
+from outrider.model.segment import Choosing, Segment
+from outrider.sampling.choose import perturbed_max
+from outrider.sampling.noise import Key, Purpose, streams
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +48,10 @@ def fast_passes(
         try:
             graphs = Graphs(make(), *shape, lines, longest, loaded.device)
             error = _error(graphs, forward)
-        except (RuntimeError, NotImplementedError) as problem:
-            reason = f"{name} failed: {str(problem).splitlines()[0]}"
+            _check_choices(graphs)
+        except Exception as problem:  # compilers and drivers fail in ways of their own
+            said = str(problem).splitlines() or [type(problem).__name__]
+            reason = f"{name} failed: {said[0]}"
         else:
             if error <= ROUNDING * allowed_error(loaded.dtype):
                 return graphs, name
@@ -70,3 +74,22 @@ def _error(graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Ten
         got = graphs.launch(segments).logits[: len(expected)].float()
         worst = max(worst, difference(got, expected))
     return worst
+
+
+def _check_choices(graphs: Graphs) -> None:
+    """Tokens that a pass chooses, with noise and without, are those that the host would choose."""
+    context = array("q", range(1, 10))
+    drawn = Choosing(0.8, seed=(1 << 40) + 3, sample=2, position=17)
+    segments = [
+        Segment.chain([5], array("q", [CONTEXT + 1]), context, logits_from=0),
+        Segment([8], [-1], array("q", [CONTEXT + 2]), context, 0, choosing=drawn),
+    ]
+    flight = graphs.launch(segments)
+    scores = flight.logits.float()
+    key = Key(drawn.seed, drawn.sample, drawn.position, Purpose.CHOICE)
+    _, noisy = perturbed_max(scores[1:] / drawn.temperature, streams([key], scores.device))
+    assert flight.landed is not None
+    likeliest, chosen = flight.landed()
+    # In low precision several tokens may be the likeliest.
+    if scores[0, likeliest] != scores[0].max() or chosen != int(noisy[0]):
+        raise RuntimeError("the tokens it chooses are not those that its scores give")

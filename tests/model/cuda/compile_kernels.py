@@ -1,0 +1,77 @@
+"""Compiles every kernel for a Hopper GPU, which needs none: `python compile_kernels.py`.
+
+A program of its own, because Triton decides at import whether it compiles or interprets.
+"""
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from outrider.model.cuda import choice, linear, row_kernels, tree_attention
+
+TARGET = GPUTarget("cuda", 90, 32)
+POINTERS = {
+    "packed": "*i64", "previous": "*i64", "choices": "*i64", "table": "*i32", "arrived": "*i32",
+    "squares": "*fp32", "parts": "*fp32", "part_out": "*fp32", "part_weight": "*fp32",
+    "part_value": "*fp32", "part_token": "*fp32", "epsilon": "fp32", "scale": "fp32",
+}  # fmt: skip
+NUMBERS = ("rows", "outer", "heads", "table_stride")
+STRIDES = ("_row", "_head", "_slot")
+
+
+def compile_kernel(
+    kernel: triton.JITFunction, dtype: str, options: dict, **constants: object
+) -> None:
+    """Parameters in capitals are constants; the others are pointers to `dtype`, unless known."""
+    names = kernel.arg_names
+    signature = {}
+    for name in names:
+        number = name in NUMBERS or name.endswith(STRIDES)
+        known = POINTERS.get(name, "i32" if number else f"*{dtype}")
+        signature[name] = "constexpr" if name.isupper() else known
+    source = ASTSource(
+        kernel, signature, {(names.index(name),): value for name, value in constants.items()}
+    )
+    triton.compile(source, target=TARGET, options=options)
+
+
+def main() -> None:
+    product = {"INNER": 1536, "PARTS": 96}
+    for dtype, chained in (("bf16", True), ("bf16", False), ("fp32", True)):
+        compile_kernel(
+            linear._linear, dtype, {"num_warps": 2, "num_stages": 5}, **product, CHAINED=chained,
+            ROWS=16, LINES=16, BLOCK=64, SPLITS=4, BIAS=True, NORM=False, GATED=False, ADD=True,
+        )  # fmt: skip
+    compile_kernel(
+        linear._linear, "bf16", {"num_warps": 4, "num_stages": 3}, **product, CHAINED=True,
+        ROWS=64, LINES=16, BLOCK=128, SPLITS=1, BIAS=False, NORM=True, GATED=True, ADD=False,
+    )  # fmt: skip
+    for dtype in ("bf16", "fp32"):
+        compile_kernel(
+            row_kernels._embed, dtype, {"num_warps": 4},
+            UPDATES=17, WIDTH=576, BLOCK=1024, PARTS=36, FIELDS=14, CHAINED=True,
+        )  # fmt: skip
+        compile_kernel(
+            row_kernels._rotate, dtype, {"num_warps": 1},
+            HEADS=12, KV_HEADS=2, SIZE=80, HALF=64, NORM=True, CHAINED=True,
+        )  # fmt: skip
+        compile_kernel(
+            tree_attention._join, dtype, {"num_warps": 8},
+            VALUE_SIZE=80, PADDED_VALUE_SIZE=128, PARTS=128, FEWEST_KEYS=64, CHAINED=True,
+        )  # fmt: skip
+        compile_kernel(
+            choice._choose_part, dtype, {"num_warps": 8}, VOCABULARY=151936, GROUPS=64
+        )  # fmt: skip
+    for dtype, tile, sinks in (("bf16", 16, False), ("bf16", 128, True), ("fp32", 16, True)):
+        compile_kernel(
+            tree_attention._attend, dtype, {"num_warps": 8 if tile > 64 else 4},
+            WINDOW=70 if sinks else 0, SOFTCAP=3.0 if sinks else 0.0, SINKS=sinks, GROUP=6,
+            SIZE=80, PADDED_SIZE=128, VALUE_SIZE=80, PADDED_VALUE_SIZE=128, PARTS=128,
+            FEWEST_KEYS=64, TILE=tile, KEYS=64, CHAINED=True,
+        )  # fmt: skip
+    compile_kernel(choice._choose_best, "fp32", {"num_warps": 1}, CHUNKS=38, PADDED=64)
+    print("all kernels compile")
+
+
+if __name__ == "__main__":
+    main()
