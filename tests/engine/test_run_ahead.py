@@ -134,6 +134,17 @@ def test_requests_that_need_the_host_make_all_wait(models: Models) -> None:
         assert graphs.ahead == 0
 
 
+def test_cached_texts_make_way(models: Models) -> None:
+    """Finished texts fill the pool in time; then every slot comes from one of them."""
+    llm, graphs = make_ahead(models, kv_cache_tokens=120)
+    for ask in greedy(8, max_tokens=20, ignore_eos=True):
+        before = graphs.ahead
+        run(llm, [ask])
+        assert graphs.ahead - before > 10
+    assert llm.engine.kv.available < 60
+    llm.engine.kv.check()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_requests_come_and_go_in_a_pool_that_is_too_small(models: Models, seed: int) -> None:
     rng = random.Random(seed)

@@ -30,19 +30,26 @@ class RunAhead:
         work = launched.work
         if launched.flight.landed is None or self.scheduler.would_admit:
             return None
-        if len(work) < len(self.scheduler.running) or self.kv.available < len(work):
+        if len(work) < len(self.scheduler.running):
             return None
-        if not all(self._goes_on(item) for item in work):
+        if not all(self._goes_on(item) for item in work) or not self._reserve(work):
             return None
-        for item in work:
-            request = item.sequence.request
-            self.kv.trim(request, item.rows)  # nothing was drafted
-            self.kv.reserve(request, 1)
         rows = launched.rows or range(len(work))
         segments = [segment_ahead(item, row) for item, row in zip(work, rows, strict=True)]
         flight = self.runner.launch(segments)
         items = [Work(item.sequence, 1, self._nodes(item.sequence)) for item in work]
         return Launched(items, [TokenTree.empty()] * len(items), flight, perf_counter())
+
+    def _reserve(self, work: list[Work]) -> bool:
+        """A slot for the next token of each, behind those of the pass under way; or none at all:
+        then somebody must be preempted, which is the scheduler's to decide."""
+        for item in work:
+            self.kv.trim(item.sequence.request, item.rows)  # nothing was drafted
+        if all(self.kv.reserve(item.sequence.request, 1) for item in work):
+            return True
+        for item in work:
+            self.kv.trim(item.sequence.request, item.rows)
+        return False
 
     def _goes_on(self, item: Work) -> bool:
         """Whether the text's next token comes from the pass alone, and is not its last."""
