@@ -12,6 +12,7 @@ from tests.engine.helpers import Models, make_llm
 
 from outrider.engine.policy import calibration
 from outrider.engine.policy.cost import Measured, PassCost, smooth
+from outrider.engine.policy.explain import Decisions, explain
 from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
 from outrider.engine.policy.timing import Timing
@@ -51,6 +52,8 @@ def test_a_pass_that_must_wait_for_drafts_costs_that_too() -> None:
     policy.waited.learn(4.0, requests=1)
     assert policy.choose([[0.3]], base, 8).kept == [[]]
     assert policy.choose([[0.9, 0.8]], base, 8).kept == [[0, 1]]
+    told = str(explain("auto", [], True, policy, Decisions()))
+    assert "pays from  0.41 tokens" in told and "idles 4000.00 ms" in told
 
 
 def test_a_machine_that_is_slow_for_all_keeps_the_shape() -> None:

@@ -47,6 +47,7 @@ class Explanation:
     pass_milliseconds: dict[int, float]  # by rows
     drafters: list[DrafterReport] = field(default_factory=list)
     budgets: list[BudgetReport] = field(default_factory=list)
+    waiting_milliseconds: float = 0.0  # that a GPU stands still before a pass with drafts
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,13 +58,16 @@ class Explanation:
     def _costs(self) -> list[str]:
         if not self.pass_milliseconds:
             return [f"{self.drafter}: the length is fixed, so nothing was measured or chosen"]
-        plain = self.pass_milliseconds[1]
+        plain, waiting = self.pass_milliseconds[1], self.waiting_milliseconds
         cells = [
-            f"{rows:>4} rows {ms:8.2f} ms   pays from {ms / plain - 1:5.2f} tokens"
+            f"{rows:>4} rows {ms:8.2f} ms   pays from {(ms + waiting) / plain - 1:5.2f} tokens"
             for rows, ms in self.pass_milliseconds.items()
             if rows > 1
         ]
-        return [f"a pass over   1 row  {plain:8.2f} ms", *(f"         over{c}" for c in cells)]
+        lines = [f"a pass over   1 row  {plain:8.2f} ms", *(f"         over{c}" for c in cells)]
+        if waiting:
+            lines.append(f"where a pass waits for drafts, the device idles {waiting:.2f} ms before")
+        return lines
 
     def _estimates(self) -> list[str]:
         lines = []
@@ -100,6 +104,7 @@ def explain(
         pass_milliseconds={rows: 1e3 * seconds for rows, seconds in curve},
         drafters=[_drafter_report(name, policy) for name in members],
         budgets=[_budget_report(size, decisions) for size in sorted(decisions.nodes)],
+        waiting_milliseconds=1e3 * policy.waited.seconds(1),
     )
 
 
