@@ -90,8 +90,12 @@ class Runner:
         texts of up to `longest` tokens. Slots must be allocated and unused."""
         if self.device.type != "cuda" or self.fixed_rows or self._slots < PROBE_SLOTS:
             return
-        from outrider.model.cuda.fast import fast_passes  # which needs Triton
-
+        try:
+            from outrider.model.cuda.fast import fast_passes
+        except ImportError as error:  # Triton does not come with every torch
+            self.way = f"eager ({error})"
+            log.warning("passes are slow on this GPU: %s; try: pip install triton", error)
+            return
         with torch.cuda.device(self.device):
             self.graphs, self.way = fast_passes(
                 self.loaded,
