@@ -1,7 +1,8 @@
 """Decoder layers of known families as a handful of kernels each.
 
 The weights are the module's own: its parameters become views of the fused tensors, so nothing is
-stored twice and the unfused module stays in working order, as reference and for long prompts.
+stored twice and the unfused module stays in working order, as reference and for passes
+that skip layers.
 """
 
 from dataclasses import dataclass

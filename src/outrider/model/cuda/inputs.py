@@ -15,7 +15,6 @@ from outrider.core.tree import depths_of
 from outrider.model.segment import Segment
 
 TREE_BITS = 64  # rows of one sequence in a pass at most: their ancestors are bits of one number
-SCRAP = 0  # slot and table line that nobody owns
 
 # The fields of `packed`, in this order; the kernels know them by these numbers.
 TOKEN, POSITION, SLOT, LINE, CONTEXT, SEGMENT, ANCESTORS, TILE_FIRST, TILE_ROWS, SEGMENT_ROWS = (
