@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.helpers import Models, make_llm
+from tests.tiny import make_tiny
 
 from outrider.engine.policy import calibration
 from outrider.engine.policy.cost import Measured, PassCost, smooth
@@ -16,6 +17,8 @@ from outrider.engine.policy.explain import Decisions, explain
 from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
 from outrider.engine.policy.timing import Timing
+from outrider.model.loading import load_model
+from outrider.model.runner import Runner
 
 MEASURED = Measured([1, 2, 4, 8], [10.0, 14.0, 15.0, 17.0], 256, per_sequence=0.5, per_key=0.01)
 
@@ -173,3 +176,11 @@ def test_segments_use_each_slot_once() -> None:
     segments = calibration._segments([2, 3], 4, slots)
     used = [slot for segment in segments for slot in (*segment.context, *segment.slots)]
     assert used == list(range(10, 23))
+
+
+def test_calibration_stays_within_the_positions_a_model_has(tmp_path: Path) -> None:
+    """GPT-2 looks its positions up: beyond the last, a GPU's pass would be the process's last."""
+    runner = Runner(load_model(str(make_tiny("gpt2", tmp_path)), dtype="float32", device="cpu"))
+    runner.allocate(2000)
+    measured, _ = calibration.measure(runner, array("q", range(1, 2001)))
+    assert measured.context < 512

@@ -56,12 +56,14 @@ def measure(runner: Runner, slots: array) -> tuple[Measured, bool]:
     """Rounds over all shapes, so that a machine that is busy for a moment slows down all alike; and
     whether it was quiet enough to rely on them. Of each shape the fastest pass counts: it was
     disturbed least."""
-    context = max(1, min(CONTEXT, len(slots) // 4))
+    # A model may have learned its positions: beyond the last there is nothing to look up.
+    longest = min(len(slots), runner.loaded.context_length)
+    context = max(1, min(CONTEXT, longest // 4))
     shapes: dict[str | int, tuple[list[int], int]] = {
-        rows: ([rows], context) for rows in ROWS if rows + context <= len(slots)
+        rows: ([rows], context) for rows in ROWS if rows + context <= longest
     }
     many = min(SEQUENCES, len(slots) // (context + 1))
-    longer = min(LONG_CONTEXT, len(slots) - 1)
+    longer = min(LONG_CONTEXT, longest - 1)
     shapes |= {"many": ([1] * many, context), "long": ([1], longer)}
     passes = {name: _segments(sizes, before, slots) for name, (sizes, before) in shapes.items()}
     times: dict[str | int, list[float]] = {name: [] for name in passes}

@@ -18,10 +18,10 @@ from outrider.model.cuda.chain import chained
 from outrider.model.cuda.inputs import RowInputs
 from outrider.model.cuda.workspace import Workspace
 
-KEYS = 64  # per block; the rows of one sequence in a pass are one block
+KEYS = 64  # per block of the context
 FEWEST_KEYS = 64  # per part: below that, joining costs more than it gains
 MOST_PARTS = 128
-MOST_PAIRS = 128  # (row, head) pairs of a tile
+MOST_PAIRS = 64  # (row, head) pairs of a tile: more of them leave no registers for the keys
 PROGRAMS = 264  # parts are made until so many programs run: two for each of 132 multiprocessors
 
 
@@ -110,6 +110,52 @@ def _part_keys(context, PARTS: tl.constexpr, FEWEST_KEYS: tl.constexpr):
     return tl.maximum(each, FEWEST_KEYS)
 
 
+@triton.jit
+def _load_keys(keys, slot, inside, inner, key_slot, SIZE: tl.constexpr):
+    """[head size, keys]."""
+    return tl.load(
+        keys + slot[None, :] * key_slot + inner[:, None],
+        mask=inside[None, :] & (inner[:, None] < SIZE),
+        other=0.0,
+    )
+
+
+@triton.jit
+def _load_values(values, slot, inside, inner, value_slot, SIZE: tl.constexpr):
+    """[keys, value head size]."""
+    return tl.load(
+        values + slot[:, None] * value_slot + inner[None, :],
+        mask=inside[:, None] & (inner[None, :] < SIZE),
+        other=0.0,
+    )
+
+
+@triton.jit
+def _in_window(position, place, WINDOW: tl.constexpr):
+    """[rows, keys]: which keys at `place` the rows at `position` may look back to."""
+    if WINDOW > 0:
+        return position[:, None] - place[None, :].to(tl.int64) < WINDOW
+    return tl.full([position.shape[0], place.shape[0]], 1, tl.int1)
+
+
+@triton.jit
+def _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP: tl.constexpr):
+    """One more block of keys: the highest score so far, the sum of weights below it, and the sum
+    of weighted values."""
+    scores = tl.dot(q, k, input_precision="ieee") * scale
+    if SOFTCAP > 0:
+        scores = SOFTCAP * _tanh(scores / SOFTCAP)
+    scores = tl.where(seen, scores, float("-inf"))
+    top = tl.maximum(best, tl.max(scores, 1))
+    safe = tl.where(top == float("-inf"), 0.0, top)  # nothing seen yet
+    weights = tl.exp(scores - safe[:, None])
+    shrink = tl.exp(best - safe)
+    total = total * shrink + tl.sum(weights, 1)
+    mixed = mixed * shrink[:, None]
+    mixed += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return top, total, mixed
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _attend(
     query, keys, values, packed, table, part_out, part_weight, sinks,
@@ -135,70 +181,52 @@ def _attend(
     head = kv_head * GROUP + pair % GROUP
     real = pair < tile_rows * GROUP
     position = tl.load(packed + rows + row, mask=real, other=0)
-    if CHAINED:  # what the host has sent was there before
+    line = table + tl.load(packed + 3 * rows + first) * table_stride
+    start, end = part * each, tl.minimum(context, (part + 1) * each)
+    if WINDOW > 0:  # keys that no row of the tile sees any more
+        oldest = tl.min(tl.where(real, position, 1 << 30), 0).to(tl.int32) - WINDOW + 1
+        start = tl.maximum(start, oldest // KEYS * KEYS)
+    inner, value_inner = tl.arange(0, PADDED_SIZE), tl.arange(0, PADDED_VALUE_SIZE)
+    # The context was written by passes before this one, so its first block need not wait.
+    keys += kv_head * key_head
+    values += kv_head * value_head
+    place = start + tl.arange(0, KEYS)
+    slot = tl.load(line + place, mask=place < end, other=0).to(tl.int64)
+    k = _load_keys(keys, slot, place < end, inner, key_slot, SIZE)
+    v = _load_values(values, slot, place < end, value_inner, value_slot, VALUE_SIZE)
+    if CHAINED:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    inner = tl.arange(0, PADDED_SIZE)
     q = tl.load(
         query + row[:, None] * query_row + head[:, None] * query_head + inner[None, :],
         mask=real[:, None] & (inner[None, :] < SIZE),
         other=0.0,
     )
-    value_inner = tl.arange(0, PADDED_VALUE_SIZE)
     best = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, PADDED_VALUE_SIZE], tl.float32)
-
-    line = table + tl.load(packed + 3 * rows + first) * table_stride
-    segment = tl.load(packed + 5 * rows + first)
-    ancestors = tl.load(packed + 6 * rows + row, mask=real, other=0)
-    segment_rows = tl.load(packed + 9 * rows + first)
-    start, end = part * each, tl.minimum(context, (part + 1) * each)
-    if WINDOW > 0:  # keys that no row of the tile sees any more
-        oldest = tl.min(tl.where(real, position, 1 << 30), 0).to(tl.int32) - WINDOW + 1
-        start = tl.maximum(start, oldest // KEYS * KEYS)
-    blocks = tl.maximum(0, tl.cdiv(end - start, KEYS))
-    # In the last part, one more block: the rows of this pass.
-    for block in range(blocks + tl.where(part == parts - 1, 1, 0)):
-        tree = block >= blocks
-        place = tl.arange(0, KEYS) + tl.where(tree, 0, start + block * KEYS)
-        inside = place < tl.where(tree, segment_rows.to(tl.int32), end)
-        old = tl.load(line + place, mask=inside & (place < tl.where(tree, 0, end)), other=0)
-        new = tl.load(
-            packed + 2 * rows + segment + place,
-            mask=inside & (place < tl.where(tree, 64, 0)), other=0,
-        )  # fmt: skip
-        slot = tl.where(tree, new, old.to(tl.int64))
-        k = tl.load(
-            keys + slot[None, :] * key_slot + kv_head * key_head + inner[:, None],
-            mask=inside[None, :] & (inner[:, None] < SIZE),
-            other=0.0,
-        )
-        v = tl.load(
-            values + slot[:, None] * value_slot + kv_head * value_head + value_inner[None, :],
-            mask=inside[:, None] & (value_inner[None, :] < VALUE_SIZE),
-            other=0.0,
-        )
-        scores = tl.dot(q, k, input_precision="ieee") * scale
-        if SOFTCAP > 0:
-            scores = SOFTCAP * _tanh(scores / SOFTCAP)
-        bit = tl.where(tree, place, 0).to(tl.int64)
-        seen = inside[None, :] & (
-            (((ancestors[:, None] >> bit[None, :]) & 1) != 0) | (block < blocks)
-        )
-        if WINDOW > 0:
-            where = tl.load(packed + rows + segment + bit, mask=inside, other=0)
-            where = tl.where(tree, where, place.to(tl.int64))
-            seen = seen & (position[:, None] - where[None, :] < WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
-        top = tl.maximum(best, tl.max(scores, 1))
-        safe = tl.where(top == float("-inf"), 0.0, top)  # nothing seen yet
-        weights = tl.exp(scores - safe[:, None])
-        shrink = tl.exp(best - safe)
-        total = total * shrink + tl.sum(weights, 1)
-        mixed = mixed * shrink[:, None]
-        mixed += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        best = top
+    if start < end:
+        seen = _in_window(position, place, WINDOW) & (place < end)[None, :]
+        best, total, mixed = _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
+    for block_start in range(start + KEYS, end, KEYS):
+        place = block_start + tl.arange(0, KEYS)
+        slot = tl.load(line + place, mask=place < end, other=0).to(tl.int64)
+        k = _load_keys(keys, slot, place < end, inner, key_slot, SIZE)
+        v = _load_values(values, slot, place < end, value_inner, value_slot, VALUE_SIZE)
+        seen = _in_window(position, place, WINDOW) & (place < end)[None, :]
+        best, total, mixed = _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
+    if part == parts - 1:  # the rows of this pass
+        segment = tl.load(packed + 5 * rows + first)
+        ancestors = tl.load(packed + 6 * rows + row, mask=real, other=0)
+        node = tl.arange(0, 64)
+        inside = node < tl.load(packed + 9 * rows + first)
+        slot = tl.load(packed + 2 * rows + segment + node, mask=inside, other=0)
+        k = _load_keys(keys, slot, inside, inner, key_slot, SIZE)
+        v = _load_values(values, slot, inside, value_inner, value_slot, VALUE_SIZE)
+        where = tl.load(packed + rows + segment + node, mask=inside, other=0)
+        seen = ((ancestors[:, None] >> node[None, :].to(tl.int64)) & 1) != 0
+        seen = seen & inside[None, :] & _in_window(position, where, WINDOW)
+        best, total, mixed = _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
 
     if SINKS:  # one more score per head, with no value behind it
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
