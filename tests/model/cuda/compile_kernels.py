@@ -43,9 +43,10 @@ def main() -> None:
             ROWS=16, LINES=16, BLOCK=64, SPLITS=4, BIAS=True, NORM=False, GATED=False, ADD=True,
         )  # fmt: skip
     compile_kernel(
-        linear._linear, "bf16", {"num_warps": 4, "num_stages": 3}, **product, CHAINED=True,
-        ROWS=64, LINES=16, BLOCK=128, SPLITS=1, BIAS=False, NORM=True, GATED=True, ADD=False,
+        linear._linear, "bf16", {"num_warps": 2, "num_stages": 3}, **product, CHAINED=True,
+        ROWS=16, LINES=32, BLOCK=128, SPLITS=1, BIAS=False, NORM=True, GATED=True, ADD=False,
     )  # fmt: skip
+    compile_kernel(linear._gate, "bf16", {"num_warps": 4}, INNER=8960, BLOCK=1024)
     for dtype in ("bf16", "fp32"):
         compile_kernel(
             row_kernels._embed, dtype, {"num_warps": 4},

@@ -33,7 +33,7 @@ def runner_of(family: str, folder: Path, **options: object) -> Runner:
 def work_for(runner: Runner, model: FusedModel, rows: int) -> Workspace:
     call = runner.layers[0]
     parts, weights = workspace_for(rows, False, call.heads, call.kv_heads, call.value_head_size)
-    return Workspace.of(max(parts, model.most_parts(rows)), weights, DEVICE)
+    return Workspace.of(max(parts, model.most_parts), weights, DEVICE)
 
 
 def prompt(length: int, first: int, seed: int) -> Segment:

@@ -51,10 +51,11 @@ class FusedModel:
         self._next_norms = [*(layer.before_attention for layer in self.layers[1:]), self.last_norm]
         self.cos, self.sin = _rotation(model, positions, loaded)
 
-    def most_parts(self, rows: int) -> int:
+    @property
+    def most_parts(self) -> int:
         """Elements of `Workspace.parts` that the products need."""
         widest = max(w.shape[0] for layer in self.layers for w in (layer.qkv, layer.out))
-        return product_parts(rows, widest)
+        return product_parts(widest)
 
     def __call__(self, inputs: RowInputs, previous: Tensor, work: Workspace) -> Tensor:
         """[rows, vocabulary]; `previous` [most rows] int64: the choices of the pass before."""

@@ -37,7 +37,8 @@ STAGES = 2  # host buffers in turn: the next pass is prepared while one is under
 class Forward(Protocol):
     """A model over the rows of a pass: logits [rows, vocabulary]."""
 
-    def most_parts(self, rows: int) -> int: ...
+    @property
+    def most_parts(self) -> int: ...
     def __call__(self, inputs: RowInputs, previous: Tensor, work: Workspace) -> Tensor: ...
 
 
@@ -84,7 +85,7 @@ class Graphs:
             workspace_for(b, single, *self._shape) for b in BUCKETS for single in (True, False)
         ]
         parts, weights = zip(*sizes)
-        others = forward.most_parts(BUCKETS[-1])
+        others = forward.most_parts
         chosen = choice_parts(BUCKETS[-1], vocabulary)
         self._work = Workspace.of(max(*parts, others, chosen), max(*weights, chosen), device)
         self._graphs: dict[tuple[int, bool], Graph] = {}

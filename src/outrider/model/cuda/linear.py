@@ -5,6 +5,9 @@ product in a decoder layer rides along, since gaps between kernels are a large p
 one row: the gate, the residual sum, and the norm before the product. Of the norm, the weight is
 applied by the kernel that writes the residual stream, which also leaves the squares of what it
 wrote; the scale, one number per row, is applied to the product.
+
+Beyond 16 rows the matrix unit has enough to do for cuBLAS to be faster, although the norm and the
+gate are then kernels of their own.
 """
 
 from dataclasses import dataclass
@@ -19,9 +22,10 @@ from torch.nn import functional
 from outrider.model.cuda.chain import chained
 from outrider.model.cuda.workspace import Workspace
 
-MOST_ROWS = 64  # beyond that the product is no longer bound by reading weights
+MOST_ROWS = 16  # of our own products: one tile of the matrix unit
 STREAM_LINES = 16  # lines per program of a product that goes into the stream
 MOST_SPLITS = 4
+GATE_BLOCK = 1024
 
 
 class Norm(NamedTuple):
@@ -78,15 +82,16 @@ def from_stream(
     outer = weight.shape[0] // 2 if gated else weight.shape[0]
     if rows > MOST_ROWS:
         x = functional.rms_norm(stream.hidden, (inner,), norm.weight, norm.epsilon)
-        return _activated(functional.linear(x, weight, bias), gated)
+        product = functional.linear(x, weight, bias)
+        return _gated(product) if gated else product
     out = torch.empty(rows, outer, dtype=weight.dtype, device=weight.device)
-    shape = shape_for(rows, weight.shape[0], inner)
+    shape = shape_for(weight.shape[0], inner)
     lines = shape.lines // 2 if gated else shape.lines
     _linear[(triton.cdiv(outer, lines), shape.splits)](
         stream.scaled, weight, bias if bias is not None else weight, out, stream.squares,
         out, out, work.parts, work.arrived, rows, outer, norm.epsilon,
         INNER=inner, BIAS=bias is not None, NORM=True, GATED=gated, ADD=False,
-        PARTS=stream.squares.shape[1], **_constants(rows, inner, shape, lines),
+        PARTS=stream.squares.shape[1], **_constants(shape, lines),
         **chained(weight.device),
     )  # fmt: skip
     return out
@@ -103,21 +108,23 @@ def into_stream(
     """stream += x @ weight.T + bias."""
     rows, inner = x.shape
     if rows > MOST_ROWS:
-        stream.hidden += functional.linear(x, weight, bias)
+        stream.hidden.addmm_(x, weight.t())
+        if bias is not None:
+            stream.hidden += bias
         return
-    shape = shape_for(rows, weight.shape[0], inner)._replace(lines=STREAM_LINES)
+    shape = shape_for(weight.shape[0], inner)._replace(lines=STREAM_LINES)
     _linear[(triton.cdiv(weight.shape[0], STREAM_LINES), shape.splits)](
         x, weight, bias if bias is not None else x, stream.hidden, stream.squares,
         next_norm.weight, stream.scaled, work.parts, work.arrived, rows, weight.shape[0], 0.0,
         INNER=inner, BIAS=bias is not None, NORM=False, GATED=False, ADD=True,
-        PARTS=stream.squares.shape[1], **_constants(rows, inner, shape, STREAM_LINES),
+        PARTS=stream.squares.shape[1], **_constants(shape, STREAM_LINES),
         **chained(weight.device),
     )  # fmt: skip
 
 
-def _constants(rows: int, inner: int, shape: Shape, lines: int) -> dict[str, int | bool]:
+def _constants(shape: Shape, lines: int) -> dict[str, int | bool]:
     return {
-        "ROWS": max(16, triton.next_power_of_2(rows)),
+        "ROWS": MOST_ROWS,
         "LINES": lines,
         "BLOCK": shape.inner,
         "SPLITS": shape.splits,
@@ -126,31 +133,41 @@ def _constants(rows: int, inner: int, shape: Shape, lines: int) -> dict[str, int
     }
 
 
-def shape_for(rows: int, outer: int, inner: int) -> Shape:
+def shape_for(outer: int, inner: int) -> Shape:
     """Where the weight has few lines, several programs share a line, so that all multiprocessors
     take part. The figures are those that measured best on an H200."""
     block = 256 if outer < 8192 else 128
     while block > 16 and inner % block:
         block //= 2
-    if rows > 16:  # the rows' own tiles take the place of weights in flight
-        lines, stages = (16 if outer < 8192 else 32), (4 if rows <= 32 else 3)
-        return Shape(lines, block, warps=4, stages=stages)
     if outer >= 8192:
         return Shape(64, block, warps=2, stages=4 if outer >= 65536 else 3)
     splits = max(1, min(MOST_SPLITS, inner // (2 * block)))
     return Shape(16, block, warps=2, stages=5, splits=splits)
 
 
-def workspace_for(rows: int, outer: int) -> int:
+def workspace_for(outer: int) -> int:
     """Elements of `Workspace.parts` that a product with so many lines may need."""
-    return MOST_SPLITS * max(16, triton.next_power_of_2(min(rows, MOST_ROWS))) * (outer + 16)
+    return MOST_SPLITS * MOST_ROWS * (outer + 16)
 
 
-def _activated(x: Tensor, gated: bool) -> Tensor:
-    if not gated:
-        return x
-    gate, up = x.chunk(2, -1)
-    return functional.silu(gate) * up
+def _gated(both: Tensor) -> Tensor:
+    """silu(gate) * up, both side by side in [rows, 2 * inner] -> [rows, inner]."""
+    rows, inner = both.shape[0], both.shape[1] // 2
+    out = torch.empty(rows, inner, dtype=both.dtype, device=both.device)
+    _gate[(rows, triton.cdiv(inner, GATE_BLOCK))](both, out, INNER=inner, BLOCK=GATE_BLOCK)
+    return out
+
+
+@triton.jit
+def _gate(both, out, INNER: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    inner = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = inner < INNER
+    kind = out.dtype.element_ty
+    gate = tl.load(both + 2 * row * INNER + inner, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + (2 * row + 1) * INNER + inner, mask=inside, other=0.0).to(tl.float32)
+    product = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32) * up  # rounded as the modules do
+    tl.store(out + row * INNER + inner, product.to(kind), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])

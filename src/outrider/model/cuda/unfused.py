@@ -16,9 +16,7 @@ class UnfusedModel:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def most_parts(self, rows: int) -> int:
-        """Elements of `Workspace.parts` that are needed beside attention's: none."""
-        return 0
+    most_parts = 0  # elements of `Workspace.parts` that are needed beside attention's
 
     def __call__(self, inputs: RowInputs, previous: Tensor, work: Workspace) -> Tensor:
         """[rows, vocabulary]; `previous` [most rows] int64: the choices of the pass before."""
