@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from torch import Tensor
@@ -67,6 +68,17 @@ class SamplingParams:
     @property
     def penalised(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are left out of the draw."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @cached_property
+    def as_is(self) -> bool:
+        """Whether temperature is all that stands between the logits and the draw."""
+        changed = self.penalised or self.logit_bias or self.logits_processors
+        return not changed and (self.greedy or not self.truncates)
 
     def _check_numbers(self) -> None:
         _require_integer("n", self.n, 1)

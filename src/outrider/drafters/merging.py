@@ -10,6 +10,10 @@ def merge(
 
     `chances[t][i]`: that the target's text runs through node i of tree t.
     """
+    if len(trees) == 1:  # as mostly
+        [tree], [own] = trees, chances
+        kept = best_nodes(own, most)
+        return tree.select(kept), [own[node] for node in kept]
     tokens: list[int] = []
     parents: list[int] = []
     best: list[float] = []
@@ -33,5 +37,7 @@ def merge(
 
 def best_nodes(chances: list[float], count: int) -> list[int]:
     """The `count` likeliest nodes, ascending; a tie goes to the parent, which comes first."""
+    if len(chances) <= count:
+        return list(range(len(chances)))
     order = sorted(range(len(chances)), key=lambda node: -chances[node])
     return sorted(order[:count])

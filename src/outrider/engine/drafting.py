@@ -174,7 +174,6 @@ class Drafting:
 
         `base` is the pass without any draft.
         """
-        self.learn()
         self._proposals = {request: [] for request in batch}
         budget = dict(zip(batch, budgets, strict=True))
         fixed = [r for r in batch if self._plans[r].length is not None]
@@ -322,7 +321,8 @@ class Drafting:
         self._proposals.clear()
 
     def learn(self) -> None:
-        """Tell the policy of the last review: the engine does so while a device is at work."""
+        """Tell the policy of the last review: the engine does so while the next pass is under way,
+        so that it does not wait for that."""
         for lesson in self._lessons:
             self.policy.learn(*lesson)
         self._lessons.clear()

@@ -94,6 +94,7 @@ class Engine:
         self.replayed_steps = 0  # of them, those that were a CUDA graph
         self._ahead: Launched | None = None  # the next pass, where it has already started
         self._landed_at = 0.0  # when the last pass was known here
+        self._timed: list[tuple[Pass, int, float, float]] = []  # base, rows, seconds, of them idle
         self.seconds: defaultdict[str, float] = defaultdict(float)  # by phase, and "step" in all
         if self.drafting.adaptive:
             _ = self.policy.cost  # now, not while the first request waits
@@ -267,8 +268,8 @@ class Engine:
         return dict(zip(complete, verdicts, strict=True))
 
     def _time(self, launched: Launched) -> None:
-        """Tell the policy what the pass took. Only passes that nothing but write tell what drafts
-        cost."""
+        """Note what the pass took, for the policy. Only passes that nothing but write tell what
+        drafts cost."""
         now, before = perf_counter(), self._landed_at
         self._landed_at = now
         work = launched.work
@@ -281,14 +282,18 @@ class Engine:
         base = _plain_pass(work)
         rows = base.rows + sum(map(len, launched.trees))
         # A pass that ran ahead began when the one before it landed.
-        self.policy.cost.learn(rows, base.sequences, base.keys, now - max(before, launched.started))
-        if self.runner.runs_ahead and rows > base.rows:
-            self.policy.waited.learn(launched.started - before, base.writers)
+        took, waited = now - max(before, launched.started), launched.started - before
+        self._timed.append((base, rows, took, waited))
 
     @phase("policy")
     def _learn(self) -> None:
         """Of the last step, while the device is at this one."""
         self.drafting.learn()
+        for base, rows, took, waited in self._timed:
+            self.policy.cost.learn(rows, base.sequences, base.keys, took)
+            if self.runner.runs_ahead and rows > base.rows:
+                self.policy.waited.learn(waited, base.writers)
+        self._timed.clear()
 
     @phase("policy")
     def _review(self, launched: Launched, verdicts: dict[int, Verdict]) -> None:

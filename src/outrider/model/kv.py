@@ -35,6 +35,7 @@ class KVCache:
         # How often a slot was handed out. A drafter that notes it beside its own entry can tell
         # for ever after whether the entry still belongs to the slot's present text.
         self.generation = np.zeros(total + 1, dtype=np.int64)
+        self._handed_out = self.generation.data  # the same, quick to count up one by one
 
     def open(self, request: Request) -> int:
         """Start a request: borrow the longest cached prefix; the number of tokens it covers.
@@ -58,8 +59,10 @@ class KVCache:
         if count:
             taken = self._free[-count:]
             del self._free[-count:]
-            self.generation[np.array(taken)] += 1
-            request.reserved += taken[::-1]
+            for slot in taken:
+                self._handed_out[slot] += 1
+            taken.reverse()
+            request.reserved += taken
         return True
 
     def trim(self, request: Request, count: int) -> None:
@@ -70,11 +73,14 @@ class KVCache:
     def commit(self, request: Request, keep: list[int], ahead: int = 0) -> None:
         """Of the reserved slots, append those at the indices `keep` to the text; free the rest, but
         for the last `ahead` of them, which a pass that has already started writes."""
-        kept = set(keep)
-        settled = len(request.reserved) - ahead
-        request.slots.extend(request.reserved[i] for i in keep)
-        self._free.extend(request.reserved[i] for i in reversed(range(settled)) if i not in kept)
-        request.reserved = request.reserved[settled:]
+        reserved = request.reserved
+        settled = len(reserved) - ahead
+        for i in keep:
+            request.slots.append(reserved[i])
+        if len(keep) < settled:
+            kept = set(keep)
+            self._free.extend(reserved[i] for i in reversed(range(settled)) if i not in kept)
+        del reserved[:settled]
 
     def share(self, request: Request) -> None:
         """Put the request's text into the prefix cache and go on reading it from there."""

@@ -14,7 +14,7 @@ from outrider.core.params import LogitsProcessor
 from outrider.core.request import Request
 from outrider.sampling.counts import Counts
 from outrider.sampling.rows import ProcessorError, Row
-from outrider.sampling.truncate import truncate, truncates
+from outrider.sampling.truncate import truncate
 
 CHUNK_BYTES = 64 << 20  # working memory beside the result
 COPIES = 6  # of a row, that the steps below hold at once
@@ -46,10 +46,8 @@ def unprocessed(request: Request) -> bool:
 def only_scaled(request: Request) -> bool:
     """True when the scores are the logits, divided by the temperature."""
     params = request.params
-    drawn_as_is = params.greedy or not truncates(params)
     banned = request.bad_word_ids or (request.position < params.min_tokens and request.stop_ids)
-    changed = params.penalised or params.logit_bias or params.logits_processors
-    return drawn_as_is and not banned and not changed
+    return params.as_is and not banned
 
 
 def _process(scores: Tensor, rows: Sequence[Row], counts: Counts) -> None:

@@ -17,10 +17,6 @@ GROWTH = 8  # of the window, while its mass is below p
 Rule = Callable[[Tensor, Sequence[float]], Tensor]  # scores [n, vocabulary], n values -> cuts [n]
 
 
-def truncates(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
-
-
 def truncate(scores: Tensor, params: Sequence[SamplingParams]) -> None:
     """In place on scores [rows, vocabulary]; rows of temperature 0 stay whole."""
     drawn = [(i, p) for i, p in enumerate(params) if not p.greedy]

@@ -117,6 +117,7 @@ class Replay:
             Pass(count, count, count, 0),
             512 - count,
         )
+        self.drafting.learn()
         outcome.time += self.cost.seconds(count + sum(len(tree) for tree in trees))
         verdicts, written = [], 0
         tree_of = dict(zip(drafting, trees, strict=True))

@@ -44,7 +44,7 @@ def test_between_and_beyond_the_points() -> None:
 def test_growing_passes_are_the_single_ones(rows: int, more: int) -> None:
     cost = PassCost(MEASURED)
     single = [cost.seconds(n, 3, 2000) for n in range(rows, rows + more + 1)]
-    assert cost.growing(rows, more, 3, 2000).tolist() == pytest.approx(single)
+    assert cost.growing(rows, more, 3, 2000) == pytest.approx(single)
 
 
 def test_a_pass_that_must_wait_for_drafts_costs_that_too() -> None:

@@ -56,11 +56,21 @@ class Track:
     def node_chance(self, confidence: float, depth: int) -> float:
         """That a node of this confidence holds, given its parent: each depth starts from what the
         depth above has shown, the first from the drafter's own word."""
-        key = (_confidence_bin(confidence), _depth_bin(depth))
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = self._line(*key)
-        return min(line[0] + line[1] * confidence, HIGHEST)
+        return self.node_chances([confidence], [depth])[0]
+
+    def node_chances(self, confidences: list[float], depths: list[int]) -> list[float]:
+        """The same for many nodes at once: a tree is judged in every step."""
+        lines, known, last = self._lines, len(DEPTH_BINS) - 1, BINS - 1
+        found = []
+        for confidence, depth in zip(confidences, depths, strict=True):
+            place = int(confidence * BINS)
+            key = (place if place < last else last, DEPTH_BINS[depth if depth < known else known])
+            line = lines.get(key)
+            if line is None:
+                line = lines[key] = self._line(*key)
+            chance = line[0] + line[1] * confidence
+            found.append(chance if chance < HIGHEST else HIGHEST)
+        return found
 
     def _line(self, confidence_bin: int, deepest: int) -> tuple[float, float]:
         a, b = 0.0, 1.0
@@ -128,14 +138,16 @@ class Record:
 def path_chances(tree: TokenTree, track: Track, record: Record) -> list[float]:
     """Per node: that the target's text runs through it."""
     odds = record.odds
+    if tree.confidence is None:
+        own = [track.level_chance(depth) for depth in tree.depths]
+    else:
+        own = track.node_chances(tree.confidence, tree.depths)
     chances: list[float] = []
-    for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
-        if tree.confidence is None:
-            chance = track.level_chance(depth)
-        else:
-            chance = track.node_chance(tree.confidence[node], depth)
+    for parent, chance in zip(tree.parents, own, strict=True):
         above = 1.0 if parent == ROOT else chances[parent]
-        chances.append(above * min(in_odds(chance, odds), HIGHEST))
+        better = odds * chance
+        chance = better / (1 - chance + better)  # in_odds
+        chances.append(above * (chance if chance < HIGHEST else HIGHEST))
     return chances
 
 

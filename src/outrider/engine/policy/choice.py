@@ -6,11 +6,10 @@ seven that do not; the mean of the logarithms weighs everybody's time alike. For
 are the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, log1p
-
-import numpy as np
+from math import exp, inf, log, log1p
+from operator import itemgetter
 
 MARGIN = 0.02  # a gain below this is within the error of the estimates
 
@@ -32,7 +31,7 @@ def choose_nodes(
     writers: int,
     rows: int,
     room: int,
-    seconds: Callable[[int, int], np.ndarray],
+    seconds: Callable[[int, int], Sequence[float]],
     log_gain: float = 0.0,
     margin: float = MARGIN,
 ) -> Choice:
@@ -46,25 +45,27 @@ def choose_nodes(
     speed is largest. The whole curve is looked at, since costs go up in steps: more rows may pay
     where one does not.
     """
-    order: list[list[int]] = []  # per tree: nodes by falling chance; a tie goes to the parent
-    gains: list[float] = []
-    for tree in chances:
-        order.append(np.argsort(-np.array(tree), kind="stable").tolist())
-        expected = 0.0
-        for node in order[-1]:
-            gains.append(log1p(tree[node] / (1 + expected)))
+    gains: list[tuple[float, int, int]] = []  # (negated, tree, node)
+    for t, tree in enumerate(chances):
+        expected = 1.0
+        negated = [-chance for chance in tree]
+        # By falling chance; a tie goes to the parent.
+        for node in sorted(range(len(tree)), key=negated.__getitem__):
+            gains.append((-log1p(tree[node] / expected), t, node))
             expected += tree[node]
-    flat = np.array(gains)
-    best_first = np.argsort(-flat, kind="stable")[:room]  # [nodes]
-    total = log_gain + np.concatenate([[0.0], flat[best_first].cumsum()])  # [1 + nodes]
-    times = seconds(rows, len(flat[best_first]))
-    values = total / writers - np.log(times)
-    best = int(values.argmax())
-    if values[best] < values[0] + log1p(margin):
-        best = 0
-    chosen = set(best_first[:best].tolist())
-    kept, first = [], 0
-    for nodes in order:
-        kept.append(sorted(node for i, node in enumerate(nodes) if first + i in chosen))
-        first += len(nodes)
-    return Choice(kept, float(total[best]), mean_speed(float(total[best]), writers, times[best]))
+    # What a node adds falls from one to the next within a tree, so a stable sort keeps their order.
+    gains.sort(key=itemgetter(0))
+    times = seconds(rows, min(room, len(gains)))
+    least = log_gain / writers - log(times[0]) + log1p(margin)
+    best, best_gain, best_value, total = 0, log_gain, -inf, log_gain
+    for n, (time, (loss, _, _)) in enumerate(zip(times[1:], gains), 1):
+        total -= loss
+        value = total / writers - log(time)
+        if value >= least and value > best_value:
+            best, best_gain, best_value = n, total, value
+    kept: list[list[int]] = [[] for _ in chances]
+    for _, t, node in gains[:best]:
+        kept[t].append(node)
+    for nodes in kept:
+        nodes.sort()
+    return Choice(kept, best_gain, mean_speed(best_gain, writers, times[best]))

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 
-import numpy as np
-
 KEEP = 0.95  # of an estimate per step, where a new measurement comes in
 TRUST = 10  # measurements of a point until its own correction counts as much as the common one
 OUTLIER = 3.0  # a step this many times slower or faster than predicted says nothing of the pass
@@ -63,14 +61,23 @@ class PassCost:
         fixed = (sequences - 1) * known.per_sequence + extra_keys * known.per_key
         return cost + fixed * exp(self._common)
 
-    def growing(self, rows: int, more: int, sequences: int = 1, keys: int = 0) -> np.ndarray:
-        """[1 + more]: of passes over `rows` rows, one more, and so on."""
-        asked = np.arange(rows, rows + more + 1)
-        cost = np.interp(asked, self._points, self._curve)
-        beyond = asked > self._points[-1]
-        if beyond.any():
-            cost[beyond] = [self.seconds(n) for n in asked[beyond].tolist()]
-        return cost + (self.seconds(rows, sequences, keys) - self.seconds(rows))
+    def growing(self, rows: int, more: int, sequences: int = 1, keys: int = 0) -> list[float]:
+        """1 + more: of passes over `rows` rows, one more, and so on."""
+        cost, points, curve = self.seconds(rows, sequences, keys), self._points, self._curve
+        found = [cost]
+        right = min(max(1, bisect_left(points, rows + 1)), len(points) - 1)
+        while len(found) <= more:
+            slope = 0.0
+            if right:
+                slope = (curve[right] - curve[right - 1]) / (points[right] - points[right - 1])
+            last = right == len(points) - 1
+            steps = more + 1 - len(found)
+            if not last:
+                steps = min(steps, points[right] - (rows + len(found) - 1))
+            found += [cost + slope * step for step in range(1, steps + 1)]
+            cost = found[-1]
+            right += not last
+        return found
 
     def learn(self, rows: int, sequences: int, keys: int, seconds: float) -> None:
         """A pass over so many rows took so long."""

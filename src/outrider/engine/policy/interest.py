@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 KEEP = 0.8  # of a request's mean gain, per time the lookup is asked
 RARELY = 8  # steps between two looks at a lookup that gains nothing
+FUTILE = 0.02  # of the time at most goes into such looks
 
 
 @dataclass
@@ -17,7 +18,7 @@ class Interest:
     def due(self, price: float) -> bool:
         """Whether to ask it now; `price` is its time, in tokens that plain decoding would write."""
         self._waited += 1
-        if self.gain < price and self._waited < RARELY:
+        if self.gain < price and self._waited < max(RARELY, price / FUTILE):
             return False
         self._waited = 0
         return True

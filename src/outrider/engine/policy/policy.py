@@ -4,8 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
 
-import numpy as np
-
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
@@ -102,10 +100,9 @@ class Policy:
     def choose(self, chances: list[list[float]], base: Pass, room: int) -> Choice:
         waiting = self.waited.seconds(base.writers)
 
-        def seconds(rows: int, more: int) -> np.ndarray:
-            times = self.cost.growing(rows, more, base.sequences, base.keys)
-            times[1:] += waiting
-            return times
+        def seconds(rows: int, more: int) -> list[float]:
+            plain, *others = self.cost.growing(rows, more, base.sequences, base.keys)
+            return [plain, *(time + waiting for time in others)]
 
         return choose_nodes(
             chances,
