@@ -7,7 +7,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from outrider.model.cuda import choice, linear, row_kernels, tree_attention
+from outrider.model.cuda import choice, linear, projection, row_kernels, tree_attention
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -45,6 +45,10 @@ def main() -> None:
     compile_kernel(
         linear._linear, "bf16", {"num_warps": 2, "num_stages": 3}, **product, CHAINED=True,
         ROWS=16, LINES=32, BLOCK=128, SPLITS=1, BIAS=False, NORM=True, GATED=True, ADD=False,
+    )  # fmt: skip
+    compile_kernel(
+        projection._project, "bf16", {"num_warps": 2, "num_stages": 5}, **product, CHAINED=True,
+        ROWS=16, LINES=16, BLOCK=256, SPLITS=3, BIAS=True, HEADS=12, KV_HEADS=2, HEAD_SIZE=128,
     )  # fmt: skip
     compile_kernel(linear._gate, "bf16", {"num_warps": 4}, INNER=8960, BLOCK=1024)
     for dtype in ("bf16", "fp32"):

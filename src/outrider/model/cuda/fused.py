@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from outrider.model.attention import Asked, Kernel, LayerCall, LayerKV, Pass
 from outrider.model.cuda.inputs import RowInputs
-from outrider.model.cuda.linear import Norm, Stream, from_stream, into_stream
+from outrider.model.cuda.linear import MOST_ROWS, Norm, Stream, from_stream, into_stream
 from outrider.model.cuda.linear import workspace_for as product_parts
+from outrider.model.cuda.projection import can_project, project
 from outrider.model.cuda.row_kernels import embed, rotate_and_store
 from outrider.model.cuda.tree_attention import Options, tree_attention
 from outrider.model.cuda.workspace import Workspace
@@ -50,6 +51,7 @@ class FusedModel:
         self.layers = [_layer(layer, call) for layer, call in zip(model.model.layers, calls)]
         self._next_norms = [*(layer.before_attention for layer in self.layers[1:]), self.last_norm]
         self.cos, self.sin = _rotation(model, positions, loaded)
+        self.head_size = self.cos.shape[1]
 
     @property
     def most_parts(self) -> int:
@@ -82,10 +84,7 @@ class FusedModel:
         embed(inputs, self.embedding, previous, stream, self.layers[0].before_attention)
         for layer, next_norm in zip(self.layers, self._next_norms, strict=True):
             memory: LayerKV = layer.call.module.outrider_kv  # type: ignore[assignment]
-            qkv = from_stream(stream, layer.before_attention, work, layer.qkv, layer.qkv_bias)
-            query = rotate_and_store(
-                qkv, self.cos, self.sin, memory.keys, memory.values, inputs, layer.head_norms
-            )
+            query = self._project(layer, stream, memory, inputs, work)
             mixed = attend(
                 query, memory, layer.scale, (layer.call.window, layer.call.softcap, None)
             )
@@ -93,6 +92,18 @@ class FusedModel:
             inner = from_stream(stream, layer.before_mlp, work, layer.gate_up, gated=True)
             into_stream(inner, layer.down, None, stream, next_norm, work)
         return stream
+
+    def _project(
+        self, layer: Layer, stream: Stream, memory: LayerKV, inputs: RowInputs, work: Workspace
+    ) -> Tensor:
+        """Queries [rows, heads, size]; keys and values go to their slots."""
+        norm, slots = layer.before_attention, (memory.keys, memory.values, inputs)
+        if inputs.rows <= MOST_ROWS and layer.head_norms is None and can_project(self.head_size):
+            return project(
+                stream, norm, work, layer.qkv, layer.qkv_bias, self.cos, self.sin, *slots
+            )
+        qkv = from_stream(stream, norm, work, layer.qkv, layer.qkv_bias)
+        return rotate_and_store(qkv, self.cos, self.sin, *slots, layer.head_norms)
 
 
 def can_fuse(loaded: LoadedModel) -> bool:

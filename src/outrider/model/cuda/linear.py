@@ -91,7 +91,7 @@ def from_stream(
         stream.scaled, weight, bias if bias is not None else weight, out, stream.squares,
         out, out, work.parts, work.arrived, rows, outer, norm.epsilon,
         INNER=inner, BIAS=bias is not None, NORM=True, GATED=gated, ADD=False,
-        PARTS=stream.squares.shape[1], **_constants(shape, lines),
+        PARTS=stream.squares.shape[1], **constants(shape, lines),
         **chained(weight.device),
     )  # fmt: skip
     return out
@@ -117,12 +117,13 @@ def into_stream(
         x, weight, bias if bias is not None else x, stream.hidden, stream.squares,
         next_norm.weight, stream.scaled, work.parts, work.arrived, rows, weight.shape[0], 0.0,
         INNER=inner, BIAS=bias is not None, NORM=False, GATED=False, ADD=True,
-        PARTS=stream.squares.shape[1], **_constants(shape, STREAM_LINES),
+        PARTS=stream.squares.shape[1], **constants(shape, STREAM_LINES),
         **chained(weight.device),
     )  # fmt: skip
 
 
-def _constants(shape: Shape, lines: int) -> dict[str, int | bool]:
+def constants(shape: Shape, lines: int) -> dict[str, int | bool]:
+    """What a kernel of ours must know of its shape."""
     return {
         "ROWS": MOST_ROWS,
         "LINES": lines,
@@ -170,6 +171,65 @@ def _gate(both, out, INNER: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * INNER + inner, product.to(kind), mask=inside)
 
 
+@triton.jit
+def product_of(
+    x, at, squares, row, there, real, split, epsilon,
+    INNER: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, NORM: tl.constexpr,
+    PARTS: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """This program's share of x [rows, INNER] times the lines at `at` [lines, 1], and per row the
+    scale of the norm before it."""
+    BLOCKS: tl.constexpr = (INNER + BLOCK - 1) // BLOCK
+    EACH: tl.constexpr = (BLOCKS + SPLITS - 1) // SPLITS
+    start = split * EACH
+    # The first weights do not depend on the kernel before.
+    inner = start * BLOCK + tl.arange(0, BLOCK)[None, :]
+    w = tl.load(at + inner, mask=real & (inner < INNER), other=0.0)
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    part = tl.load(x + row[:, None] * INNER + inner, mask=there & (inner < INNER), other=0.0)
+    scale = tl.full([row.shape[0]], 1.0, tl.float32)
+    if NORM:
+        each = tl.arange(0, triton.next_power_of_2(PARTS))[None, :]
+        known = there & (each < PARTS)
+        given = tl.load(squares + row[:, None] * PARTS + each, mask=known, other=0.0)
+        scale = tl.rsqrt(tl.sum(given, 1) / INNER + epsilon)
+    product = tl.dot(part, tl.trans(w), input_precision="ieee")
+    for block in range(start + 1, tl.minimum(start + EACH, BLOCKS)):
+        inner = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+        if INNER % BLOCK == 0:
+            part = tl.load(x + row[:, None] * INNER + inner, mask=there, other=0.0)
+            w = tl.load(at + inner, mask=real, other=0.0)
+        else:
+            inside = inner < INNER
+            part = tl.load(x + row[:, None] * INNER + inner, mask=there & inside, other=0.0)
+            w = tl.load(at + inner, mask=real & inside, other=0.0)
+        product = tl.dot(part, tl.trans(w), product, input_precision="ieee")
+    return product, scale
+
+
+@triton.jit
+def arrives_last(product, to, counter, split, SIZE: tl.constexpr, SPLITS: tl.constexpr):
+    """Leave this program's share for the one that arrives last; whether that is this one. `to`
+    [rows, lines]: where the first share of a tile goes; the next one lies SIZE elements further."""
+    tl.store(to + split * SIZE, product)
+    tl.debug_barrier()  # all of this program's share is there before it is counted
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def sum_of_shares(to, SIZE: tl.constexpr, SPLITS: tl.constexpr):
+    """Always in the same order."""
+    product = tl.load(to, cache_modifier=".cg")
+    for other in tl.static_range(1, SPLITS):
+        product += tl.load(to + other * SIZE, cache_modifier=".cg")
+    return product
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _linear(
     x, weight, bias, out, squares, next_norm, out_scaled, parts, arrived, rows, outer, epsilon,
@@ -185,44 +245,24 @@ def _linear(
     place = tl.arange(0, BOTH)
     line = first + place % LINES + tl.where(place < LINES, 0, outer)  # the gate's, then the others
     real = (first + place % LINES < outer)[:, None]
-    at = weight + line[:, None].to(tl.int64) * INNER
-    BLOCKS: tl.constexpr = (INNER + BLOCK - 1) // BLOCK
-    EACH: tl.constexpr = (BLOCKS + SPLITS - 1) // SPLITS
-    start = split * EACH
-    # The first weights do not depend on the kernel before.
-    inner = start * BLOCK + tl.arange(0, BLOCK)[None, :]
-    w = tl.load(at + inner, mask=real & (inner < INNER), other=0.0)
-    if CHAINED:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    part = tl.load(x + row[:, None] * INNER + inner, mask=there & (inner < INNER), other=0.0)
-    product = tl.dot(part, tl.trans(w), input_precision="ieee")
-    for block in range(start + 1, tl.minimum(start + EACH, BLOCKS)):
-        inner = block * BLOCK + tl.arange(0, BLOCK)[None, :]
-        if INNER % BLOCK == 0:
-            part = tl.load(x + row[:, None] * INNER + inner, mask=there, other=0.0)
-            w = tl.load(at + inner, mask=real, other=0.0)
-        else:
-            inside = inner < INNER
-            part = tl.load(x + row[:, None] * INNER + inner, mask=there & inside, other=0.0)
-            w = tl.load(at + inner, mask=real & inside, other=0.0)
-        product = tl.dot(part, tl.trans(w), product, input_precision="ieee")
+    column = first + tl.arange(0, LINES)[None, :]
+    mask = there & (column < outer)
+    goal = row[:, None] * outer + column
+    if ADD:  # written two kernels ago or earlier, so this need not wait either
+        before = tl.load(out + goal, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+        norm = tl.load(next_norm + column, mask=column < outer, other=0.0).to(tl.float32)
+    product, scale = product_of(
+        x, weight + line[:, None].to(tl.int64) * INNER, squares, row, there, real, split, epsilon,
+        INNER, BLOCK, SPLITS, NORM, PARTS, CHAINED,
+    )  # fmt: skip
     if SPLITS > 1:
         SIZE: tl.constexpr = ROWS * BOTH
         to = parts + tile * SPLITS * SIZE + row[:, None] * BOTH + place[None, :]
-        tl.store(to + split * SIZE, product)
-        tl.debug_barrier()  # all of this program's part is there before it is counted
-        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") < SPLITS - 1:
+        if not arrives_last(product, to, arrived + tile, split, SIZE, SPLITS):
             return
-        tl.store(arrived + tile, 0)
-        product = tl.zeros([ROWS, BOTH], tl.float32)
-        for other in tl.static_range(SPLITS):
-            product += tl.load(to + other * SIZE, cache_modifier=".cg")
+        product = sum_of_shares(to, SIZE, SPLITS)
     if NORM:
-        each = tl.arange(0, triton.next_power_of_2(PARTS))[None, :]
-        known = there & (each < PARTS)
-        given = tl.load(squares + row[:, None] * PARTS + each, mask=known, other=0.0)
-        product = product * tl.rsqrt(tl.sum(given, 1) / INNER + epsilon)[:, None]
+        product = product * scale[:, None]
     if BIAS:
         product += tl.load(bias + line, mask=line < outer, other=0.0).to(tl.float32)[None, :]
     kind = out.dtype.element_ty
@@ -231,15 +271,11 @@ def _linear(
         halves = tl.permute(tl.reshape(product, [ROWS, 2, LINES]), [0, 2, 1])
         gate, up = tl.split(halves)  # each [ROWS, LINES]
         product = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32) * up
-    column = first + tl.arange(0, LINES)[None, :]
-    mask = there & (column < outer)
-    to = row[:, None] * outer + column
     if ADD:
-        product = (product + tl.load(out + to, mask=mask, other=0.0).to(tl.float32)).to(kind)
-        tl.store(out + to, product, mask=mask)
+        product = (product + before).to(kind)
+        tl.store(out + goal, product, mask=mask)
         product = tl.where(mask, product.to(tl.float32), 0.0)
-        norm = tl.load(next_norm + column, mask=column < outer, other=0.0).to(tl.float32)
-        tl.store(out_scaled + to, (product * norm).to(kind), mask=mask)
+        tl.store(out_scaled + goal, (product * norm).to(kind), mask=mask)
         tl.store(squares + row * PARTS + tile, tl.sum(product * product, 1), mask=row < rows)
     else:
-        tl.store(out + to, product.to(kind), mask=mask)
+        tl.store(out + goal, product.to(kind), mask=mask)
