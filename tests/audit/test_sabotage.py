@@ -78,8 +78,8 @@ def ignore_stops_inside_a_draft(patch: Patch) -> None:
 def logprobs_of_the_wrong_row(patch: Patch) -> None:
     real = commit.token_logprobs
 
-    def wrong(request: Any, tree: Any, verdict: Any, logits: Any, *rest: Any) -> Any:
-        return real(request, tree, verdict, logits.roll(1, 0), *rest)
+    def wrong(written: Any, logits: Any, *rest: Any) -> Any:
+        return real(written, logits.roll(1, 0), *rest)
 
     patch.setattr(commit, "token_logprobs", wrong)
 

@@ -1,13 +1,15 @@
 """The end of a step: what was accepted becomes text."""
 
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
+from outrider.core.outputs import Logprob, TokenLogprobs
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import Span, Verdict
 from outrider.engine.launched import Launched
-from outrider.engine.report import token_logprobs
+from outrider.engine.report import Written, token_logprobs
 from outrider.engine.sequence import Sequence
-from outrider.model.flight import Flight
 from outrider.model.kv import KVCache
 from outrider.sampling.counts import Counts
 
@@ -19,14 +21,14 @@ class Commit:
     def __call__(self, launched: Launched, verdicts: dict[int, Verdict], ahead: bool) -> list[Span]:
         """Keep the accepted nodes' slots and free the rest; what was computed, for the drafters.
         `ahead`: the next pass has started, and has a slot of each request."""
-        spans, first_row = [], 0
+        spans = []
+        logprobs = self._logprobs(launched, verdicts)
         for i, (item, tree) in enumerate(zip(launched.work, launched.trees, strict=True)):
             request = item.sequence.request
             start = len(request.slots)
             kept: list[int] = []
             if i in verdicts:
-                kept = self._append(item.sequence, tree, verdicts[i], launched.flight, first_row)
-                first_row += 1 + len(tree)
+                kept = self._append(item.sequence, tree, verdicts[i], logprobs.get(i))
             kept_rows = [*range(item.rows), *(item.rows + node for node in kept)]
             self.kv.commit(request, kept_rows, ahead=ahead)
             if item.sequence.observed < start:  # what the prefix cache held
@@ -38,24 +40,39 @@ class Commit:
                 self.kv.share(request)
         return spans
 
+    def _logprobs(
+        self, launched: Launched, verdicts: dict[int, Verdict]
+    ) -> dict[int, TokenLogprobs]:
+        """By index of work, for those who want them."""
+        asked: dict[int, Written] = {}
+        row = 0
+        for i, verdict in verdicts.items():
+            request, tree = launched.work[i].sequence.request, launched.trees[i]
+            if request.params.logprobs is not None:
+                asked[i] = Written(request, tree, verdict, row)
+            row += 1 + len(tree)
+        logits = launched.flight.logits
+        found = token_logprobs(list(asked.values()), logits, self.counts, self.tokenizer)
+        return dict(zip(asked, found, strict=True))
+
     def _append(
-        self, sequence: Sequence, tree: TokenTree, verdict: Verdict, flight: Flight, row: int
+        self,
+        sequence: Sequence,
+        tree: TokenTree,
+        verdict: Verdict,
+        logprobs: TokenLogprobs | None,
     ) -> list[int]:
-        """Write the accepted tokens up to the text's end; the nodes that are part of it. `row` is
-        the root's among the flight's logits."""
-        request = sequence.request
-        entries: list[Any] = [None] * (len(verdict.kept) + 1)
-        if request.params.logprobs is not None:
-            logits = flight.logits[row : row + 1 + len(tree)]  # [1 + nodes, vocabulary]
-            entries = token_logprobs(request, tree, verdict, logits, self.counts, self.tokenizer)
-        writing = bool(request.output_ids)
+        """Write the accepted tokens up to the text's end; the nodes that are part of it."""
+        writing = bool(sequence.request.output_ids)
+        entries: Iterable[dict[int, Logprob] | None] = logprobs or repeat(None)
         kept: list[int] = []
-        for node, entry in zip(verdict.kept, entries, strict=False):
-            kept.append(node)
-            if sequence.append(tree.tokens[node], from_draft=True, logprobs=entry):
+        tokens = [*(tree.tokens[node] for node in verdict.kept), verdict.next_token]
+        for place, (token, entry) in enumerate(zip(tokens, entries)):
+            from_draft = place < len(verdict.kept)
+            if from_draft:
+                kept.append(verdict.kept[place])
+            if sequence.append(token, from_draft, entry):
                 break
-        else:
-            sequence.append(verdict.next_token, from_draft=False, logprobs=entries[-1])
         if writing:  # the first token comes from reading the prompt
             sequence.speculation.record(len(tree), len(kept))
         return kept
