@@ -159,6 +159,11 @@ def test_drafters() -> None:
         "draft_model:model=small",
         "draft_model:model=/b/small",
     ]
+    told = "Once upon a time " * 9
+    texts = [{"method": "documents", "documents": [told + end]} for end in "ab"]
+    short, whole = (spec.label for spec in parse_drafters([json.dumps(t) for t in texts])[1:])
+    assert short == f"documents:documents=['{told[:38]}…"
+    assert whole == f"documents:documents=['{told}b']"
 
 
 def test_rounds_from_the_command_line(

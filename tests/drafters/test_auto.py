@@ -1,5 +1,7 @@
 """Several drafters as one: who they are, and what they propose together at a fixed length."""
 
+from typing import Any
+
 import pytest
 from tests.engine.helpers import Models, make_llm, mixed_requests, registered, run, same_results
 
@@ -7,6 +9,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.core.verdict import Verdict
 from outrider.drafters.lookup import LookupDrafter
 from outrider.engine.llm import LLM
 
@@ -23,6 +26,31 @@ class Second(LookupDrafter):
 
     def lookup(self, request: Request, ahead: list[int], budget: int) -> TokenTree:
         return TokenTree([5, 8], [-1, 0], self.name, confidence=[0.8, 0.75])
+
+
+class Noting(LookupDrafter):
+    """Proposes where `every` divides the position, and notes what it hears of that."""
+
+    every: int
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.heard: list[tuple[int, list[int], str, int]] = []
+
+    def lookup(self, request: Request, ahead: list[int], budget: int) -> TokenTree:
+        return TokenTree.chain([self.every] * (request.position % self.every == 0), self.name)
+
+    def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
+        for request, tree, verdict in zip(batch, trees, verdicts, strict=True):
+            self.heard.append((request.position, tree.tokens, tree.source, verdict.next_token))
+
+
+class Two(Noting):
+    name, every = "two", 2
+
+
+class Three(Noting):
+    name, every = "three", 3
 
 
 def members(llm: LLM) -> list[str]:
@@ -52,6 +80,22 @@ def test_at_a_fixed_length_the_likeliest_nodes_of_the_union_are_proposed(models:
     assert (tree.tokens, tree.parents) == ([5, 6, 8], [-1, 0, 0])  # 0.9, 0.45, 0.6; 7 has 0.045
     (tree,) = llm.engine.drafter.propose([request], [2])
     assert tree.tokens == [5, 8]
+
+
+@pytest.mark.parametrize("length", [None, 2])
+def test_members_hear_what_the_target_said_to_their_own_trees(
+    models: Models, length: int | None
+) -> None:
+    config = {"method": "auto", "drafters": ["two", "three"], "num_speculative_tokens": length}
+    with registered(Two, Three):
+        llm = make_llm(models.target, config)
+    llm.engine.policy.draft_always()
+    params = SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True, logit_bias={9: 100.0})
+    run(llm, [([1, 2], params)])  # writes nothing but 9
+    two, three = llm.engine.drafter.members
+    # At 6 and 12 the two are merged; the first token is the prompt's and the last is not drafted.
+    assert two.heard == [(at, [2], "two", 9) for at in (2, 4, 8, 10)]
+    assert three.heard == [(at, [3], "three", 9) for at in (3, 9)]
 
 
 @pytest.mark.parametrize("length", [None, 4])

@@ -10,7 +10,6 @@ from tests.engine.helpers import accept_rate, mixed_options, run, same_results
 from tests.tiny import VOCAB, make_tiny
 from torch import Tensor
 
-from outrider.audit.run import audit_engine
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
@@ -67,18 +66,6 @@ def test_every_option_of_sampling(pairs: Path, way: str) -> None:
     ]
     same_results(llm, asked, run(llm, asked), run(plain(pairs / "bpe"), asked))
     check(llm)
-
-
-def test_traversal_keeps_the_distribution(pairs: Path) -> None:
-    config = {
-        "model": str(pairs / "bpe_near"),
-        "verification": "traversal",
-        "num_speculative_tokens": 3,
-    }
-    report = audit_engine(
-        str(pairs / "bpe"), config, dtype="float32", max_num_seqs=32, samples=256, tokens=4
-    )
-    assert report.passed, [f"{check.name}: {check.detail}" for check in report.failures]
 
 
 # ---- a copy of the target under other ids ----

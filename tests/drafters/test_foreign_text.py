@@ -37,6 +37,9 @@ class Watch:
         self.texts.runner.forward = self.forward
 
     def forward(self, segments: list[Any]) -> Tensor:
+        cached = {slot for node in self.texts.kv.tree.nodes() for slot in node.slots}
+        written = {slot for segment in segments for slot in segment.slots}
+        assert not written & cached  # others may read them
         logits = self._forward(segments)
         rows = iter(logits)
         for segment in segments:
@@ -115,6 +118,83 @@ def test_next_logits_equal_a_fresh_models(pairs: Path, plan: dict[str, Any]) -> 
     assert watch.rows
     assert watch.worst < 1e-3
     check(llm)
+
+
+# ---- texts that are cut otherwise when they grow ----
+
+RIDE = b"The rider rides ahead of the rider"
+
+
+class Growing:
+    """A text that reaches the draft model a few bytes at a time, so that its end is cut anew."""
+
+    def __init__(self, watch: Watch, text: bytes, start: int) -> None:
+        self.watch, self.texts = watch, watch.texts
+        ours = self.texts.pair.target.encode(text)
+        assert len(ours) == len(text)
+        self.request = Request("r", ours[:start], SamplingParams(), 0)
+        self._rest = ours[start:]
+        self.rolled_back = 0
+
+    def read(self) -> None:
+        """The logits after the text are those of a fresh pass over its present cut."""
+        before = list(self._ids)
+        shadow = self.texts.follow([self.request], [2])[self.request]
+        self.rolled_back += self._ids[: len(before)] != before
+        logits = self.texts.read([shadow])[0]
+        fresh = fed_back(self.watch.folder, self._ids)[-1]
+        assert float((logits - fresh).abs().max()) < 1e-3
+        self.texts.kv.check()
+        expect_the_views_text(self.watch)
+
+    @property
+    def _ids(self) -> list[int]:
+        view = self.texts._views.get(self.request)
+        return view.ids if view else []
+
+    def grow(self, count: int) -> bool:
+        for token in self._rest[:count]:
+            self.request.append(token)
+        del self._rest[:count]
+        return bool(self._rest)
+
+
+def byte_by_byte(pairs: Path, draft: str, **engine: Any) -> Watch:
+    llm = pair(pairs, "byte", draft, "strings", engine=engine)
+    return Watch(drafter_of(llm), str(pairs / draft))
+
+
+@pytest.mark.parametrize("draft", ["bpe", "spaced"])
+def test_what_is_cut_otherwise_is_rolled_back_to_the_last_token_that_stays(
+    pairs: Path, draft: str
+) -> None:
+    watch = byte_by_byte(pairs, draft, enable_prefix_caching=False)
+    for step in (1, 3, 4, 5):  # of several bytes, so that more than the last token is new
+        text = Growing(watch, RIDE, start=1)
+        text.read()
+        while text.grow(step):
+            text.read()
+        assert text.rolled_back > 1
+        watch.texts.release(text.request)
+
+
+def test_what_others_read_is_not_written_by_a_text_that_is_cut_otherwise(pairs: Path) -> None:
+    """Texts that begin alike, and all that have left, hold the same entries; one whose end is cut
+    anew within them must take slots of its own."""
+    watch = byte_by_byte(pairs, "bpe")
+    for end in range(1, len(RIDE)):  # texts that have left are remembered
+        gone = Growing(watch, RIDE[:end], start=end)
+        gone.read()
+        watch.texts.release(gone.request)
+    texts = [Growing(watch, RIDE, start=1) for _ in range(2)]
+    for step in (0, 5, 2, 4, 1, 5, 2, 1, 3, 6, 1):
+        for text in texts:
+            text.grow(step)
+            text.read()
+    assert all(text.rolled_back > 1 for text in texts)
+    for text in texts:
+        watch.texts.release(text.request)
+    watch.texts.kv.check()
 
 
 def test_a_step_costs_the_accepted_tokens_not_the_text(pairs: Path) -> None:

@@ -161,6 +161,13 @@ def test_an_answer_is_found_from_its_prompt_on() -> None:
     assert chain(look(drafter, request, 4)) == [23, 24]  # and ends where it ended
 
 
+def test_of_a_long_prompt_only_the_end_is_remembered() -> None:
+    drafter = make(4)
+    answered(drafter, [*range(100, 180)], [40, 41])
+    assert chain(look(drafter, ask([*range(170, 180)])))[:2] == [40, 41]
+    assert len(look(drafter, ask([*range(100, 110)]))) == 0  # others' prompts are not copied from
+
+
 def test_without_cached_requests_nothing_is_shared() -> None:
     drafter = make(4, max_cached_requests=0)
     answered(drafter, [7, 1, 2, 3], [20, 21, 22, 23, 24])
@@ -204,12 +211,13 @@ def test_reset_forgets_finished_requests_and_keeps_running_ones() -> None:
 def test_shared_texts_gain_trust_by_being_right_and_lose_it_by_being_wrong() -> None:
     answer = random.Random(2).sample(range(100, 10_000), 60)
 
-    def confidence(prompt: list[int], output: list[int]) -> float:
+    def confidence(prompt: list[int], output: list[int], pause_at: int = 99) -> float:
         drafter = make(max_tree_depth=4)  # so that all matches look equally long
         answered(drafter, [1, 2, 3], answer)
         request = ask(prompt)
-        for token in output:
-            look(drafter, request)
+        for place, token in enumerate(output):
+            if place < pause_at:
+                look(drafter, request)
             request.append(token)
         tree = look(drafter, request)
         assert tree.tokens[0] == answer[40]
@@ -217,7 +225,9 @@ def test_shared_texts_gain_trust_by_being_right_and_lose_it_by_being_wrong() -> 
 
     every_third_wrong = [50 if i % 3 == 2 else token for i, token in enumerate(answer[:36])]
     unknown = confidence(answer[:40], [])
-    assert confidence([1, 2, 3], answer[:40]) > unknown + 0.02
+    right = confidence([1, 2, 3], answer[:40])
+    assert right > unknown + 0.02
+    assert confidence([1, 2, 3], answer[:40], pause_at=30) == pytest.approx(right, abs=0.005)
     assert confidence([1, 2, 3], [*every_third_wrong, *answer[36:40]]) < unknown - 0.02
 
 
@@ -240,6 +250,8 @@ def test_a_factor_limits_nodes_to_a_multiple_of_the_match() -> None:
     assert len(look(make(), request, 16)) == 16
     assert len(look(make(max_spec_factor=2), request, 16)) == 8
     assert len(look(make(max_spec_factor=0.5), request, 16)) == 2
+    branching = ask([1, 2, 3, 4, 9, 1, 2, 5, 6, 8, 1, 2])
+    assert len(look(make(max_spec_factor=50), branching, 3)) == 3  # never beyond the budget
 
 
 def test_a_deepest_tree_and_a_least_probability() -> None:

@@ -20,7 +20,9 @@ from tests.tiny import make_tiny, make_tokenizer
 
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.core.verdict import Verdict
 
 TREES: list[Any] = [[3, 2, 1], [[0], [1], [0, 0], [0, 1], [0, 0, 0]], "optimal", "confidence"]
 
@@ -37,6 +39,27 @@ def test_text_is_that_of_plain_decoding(models: Models, tree: Any) -> None:
     results = run(llm, asked)
     same_results(llm, asked, results, run(make_llm(models.target), asked))
     assert accept_rate(results) > 0.1
+
+
+@pytest.mark.parametrize("tree", ["chain", *TREES], ids=str)
+def test_depth_is_foreseen(models: Models, tree: Any) -> None:
+    """Exactly where the shape is known; where tokens decide it, from what was accepted so far."""
+    llm = make_llm(models.target, {"model": models.target, "tree": tree})
+    drafter = drafter_of(llm)
+    request = Request("r", random_prompt(3, 7), SamplingParams(temperature=0.0), seed=0)
+    llm.engine.kv.open(request)
+    for nodes in range(1, drafter.longest + 1):
+        llm.engine.kv.reserve(request, len(request.tokens) + nodes)
+        (proposed,) = drafter.propose([request], [nodes])
+        llm.engine.kv.trim(request, 0)
+        if tree != "confidence":
+            assert drafter.depth(nodes) == max(proposed.depths)
+    assert drafter.depth(0) == 0
+    assert tree != "confidence" or 3 < drafter.depth(16) < 9
+    verdict = Verdict([], 0)  # nothing is ever accepted: then only the first level can be
+    for _ in range(400):
+        drafter.review([request], [proposed], [verdict])
+    assert tree not in ("optimal", "confidence") or drafter.depth(16) < 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -12,6 +12,7 @@ from outrider.core.errors import ConfigError, unknown_name
 DEFAULT_MODEL = "smollm2-135m"
 LENGTH = "num_speculative_tokens"
 SHORT = {"k": LENGTH}  # in ngram:k=4
+LONGEST_VALUE = 40  # characters of an option in a drafter's label
 AUTO = "auto"  # the drafter that chooses by itself, among others and how much
 MOST_REPEATS = 20
 
@@ -155,7 +156,7 @@ def parse_drafters(texts: list[str]) -> tuple[DrafterSpec, ...]:
             continue
         label = _label(config)
         if any(label == spec.label for spec in specs):
-            label = _label(config, whole_path=True)
+            label = _label(config, whole=True)
         specs.append(DrafterSpec(label, config))
     return tuple(specs)
 
@@ -208,13 +209,17 @@ def _check(config: dict[str, Any]) -> None:
             raise ConfigError(unknown_name(f"option of drafter {parsed.method!r}:", key, names))
 
 
-def _label(config: dict[str, Any], whole_path: bool = False) -> str:
-    """The short form; of a model only the last part of its path, where that tells it apart."""
+def _label(config: dict[str, Any], whole: bool = False) -> str:
+    """The short form; of a model only the last part of its path, and of a long value (texts, say)
+    the start, where that tells it apart."""
     short = {long: key for key, long in SHORT.items()}
     parts = [str(config.get("method", "draft_model"))]
     for key, value in config.items():
         if key != "method":
-            if key == "model" and not whole_path:
-                value = str(value).rstrip("/").rsplit("/", 1)[-1]
-            parts.append(f"{short.get(key, key)}={value}")
+            text = str(value)
+            if key == "model" and not whole:
+                text = text.rstrip("/").rsplit("/", 1)[-1]
+            if len(text) > LONGEST_VALUE and not whole:
+                text = f"{text[:LONGEST_VALUE]}…"
+            parts.append(f"{short.get(key, key)}={text}")
     return ":".join(parts)

@@ -3,7 +3,7 @@
 from outrider.core.errors import ConfigError
 from outrider.core.request import Request
 from outrider.core.tree import ROOT, TokenTree
-from outrider.core.verdict import Span
+from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.merging import merge
 from outrider.model.kv import KVCache
@@ -69,6 +69,15 @@ class AutoDrafter(Drafter):
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
         proposed = [member.propose(batch, budgets) for member in self._members]
         return [_merged(list(trees), k) for trees, k in zip(zip(*proposed), budgets, strict=True)]
+
+    def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
+        """Each member hears of the trees that were its alone; a merged one names several."""
+        for member in self._members:
+            entries = zip(batch, trees, verdicts, strict=True)
+            own = [entry for entry in entries if entry[1].source == member.name]
+            if own:
+                requests, proposed, said = map(list, zip(*own, strict=True))
+                member.review(requests, proposed, said)
 
     def observe(self, spans: list[Span]) -> None:
         for member in self._members:

@@ -80,6 +80,11 @@ class Drafter:
         """Rows of a model of its own that must be computed before it can draft for the request."""
         return 0
 
+    def depth(self, nodes: int) -> int:
+        """How deep a tree of so many nodes will be, about: a chain, unless a drafter says other.
+        What a draft can gain, and what it costs where each level is a pass, goes by its depth."""
+        return nodes
+
     def option(self, name: str) -> Any:
         return self.config.options.get(name, self.options[name])
 

@@ -104,6 +104,17 @@ class GrowingDrafter(Drafter):
     def reset(self) -> None:
         self.measured = MeasuredShapes()
 
+    def depth(self, nodes: int) -> int:
+        if self._tree == "chain":
+            return nodes
+        if self._shape is not None:
+            shape = self._shape
+        elif self._tree == "optimal":
+            shape = self.measured.shape(nodes, self._depth, self.pass_seconds)
+        else:  # tokens decide; by and large, as acceptance is
+            shape = self.measured.likeliest(nodes, self._depth)
+        return max(shape.depths[:nodes], default=0)  # the best nodes come first
+
     def _begin(self, request: Request, budget: int) -> Draft:
         deepest = max(0, self._deepest(request))
         if self._tree == "confidence":

@@ -55,6 +55,10 @@ class LookaheadDrafter(Drafter):
             raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
         return value
 
+    def depth(self, nodes: int) -> int:
+        """The window's last column hangs from the end of the chain of first tokens."""
+        return min(nodes, self.window + self.ngram - 2)
+
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
         return [self._tree(request, k) for request, k in zip(batch, budgets, strict=True)]
 

@@ -49,7 +49,8 @@ class MeasuredShapes:
     def __init__(self) -> None:
         self.acceptance = RankAcceptance()
         self._level_seconds: float | None = None  # of a draft pass, one request's share
-        self._shapes: dict[tuple[int, int], Shape] = {}
+        self._shapes: dict[tuple[int, int], Shape] = {}  # by nodes and depth, like the next
+        self._likeliest: dict[tuple[int, int], Shape] = {}
         self._age = 0
 
     def time_level(self, seconds: float) -> None:
@@ -64,15 +65,23 @@ class MeasuredShapes:
         if self._age >= RENEW:
             self._age = 0
             self._shapes.clear()
+            self._likeliest.clear()
+
+    def likeliest(self, nodes: int, depth: int) -> Shape:
+        """The one with most accepted."""
+        key = (nodes, depth)
+        if key not in self._likeliest:
+            self._likeliest[key] = best_shape(self.acceptance.rates, nodes, depth)
+        return self._likeliest[key]
 
     def shape(self, nodes: int, depth: int, pass_seconds: Callable[[int], float] | None) -> Shape:
         """The fastest where costs are known; else the one with most accepted."""
         key = (nodes, depth)
         if key not in self._shapes:
-            rates = self.acceptance.rates
             if pass_seconds is None or self._level_seconds is None:
-                self._shapes[key] = best_shape(rates, nodes, depth)
+                self._shapes[key] = self.likeliest(nodes, depth)
             else:
+                rates = self.acceptance.rates
                 self._shapes[key] = fastest_shape(
                     rates, nodes, depth, pass_seconds, self._level_seconds
                 )

@@ -12,7 +12,7 @@ from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.merging import merge
 from outrider.drafters.registry import drafter_class, make_drafter, parse_config
 from outrider.engine.policy.explain import Decisions, Explanation, explain
-from outrider.engine.policy.gate import Outlook, Pass
+from outrider.engine.policy.gate import Outlook, Pass, Size
 from outrider.engine.policy.policy import Policy
 from outrider.model.kv import KVCache
 from outrider.model.runner import Runner
@@ -233,21 +233,22 @@ class Drafting:
         mine = self._drafted_by(drafter, batch)
         outlooks = []
         for request in mine:
-            deepest = min(budget[request], drafter.longest)
-            levels = self.policy.levels(request, drafter.name, deepest)
-            outlooks.append(Outlook(levels, cut.expected[request], deepest))
+            room = min(budget[request], drafter.longest)
+            levels = self.policy.levels(request, drafter.name, drafter.depth(room))
+            outlooks.append(Outlook(levels, cut.expected[request], room))
         longest = max(outlook.room for outlook in outlooks)
-        lengths = list(range(1, longest + 1)) if drafter.divisible else [longest]
+        counts = range(1, longest + 1) if drafter.divisible else [longest]
+        sizes = [Size(nodes, drafter.depth(nodes)) for nodes in counts]
         ahead = base._replace(
             rows=base.rows + sum(len(tree) for tree in cut.trees.values()),
             log_gain=base.log_gain + cut.log_gain,
         )
         backlogs = [drafter.backlog(request) for request in mine]
-        offer = self.policy.ask(drafter.name, outlooks, lengths, ahead, cut.speed, backlogs)
+        offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, backlogs)
         if offer is None:
             return False
         chosen = [mine[i] for i in offer.chosen]
-        self._call(drafter, chosen, {r: min(offer.length, budget[r]) for r in chosen})
+        self._call(drafter, chosen, {r: min(offer.nodes, budget[r]) for r in chosen})
         return True
 
     def _call(self, drafter: Drafter, batch: list[Request], budget: dict[Request, int]) -> None:
@@ -259,7 +260,7 @@ class Drafting:
         start = perf_counter()
         trees = drafter.propose(batch, budgets)
         seconds = perf_counter() - start
-        self.policy.timings[drafter.name].learn(seconds, len(batch), max(budgets))
+        self.policy.timings[drafter.name].learn(seconds, len(batch), drafter.depth(max(budgets)))
         if not drafter.light:
             self.model_seconds += seconds
         for request, tree, most in zip(batch, trees, budgets, strict=True):

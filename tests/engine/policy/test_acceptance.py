@@ -5,7 +5,7 @@ import pytest
 from outrider.core.tree import TokenTree
 from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
 from outrider.engine.policy.cost import Measured, PassCost
-from outrider.engine.policy.gate import SHORTEST_PAUSE, Outlook, Pass, Pause, best_offer
+from outrider.engine.policy.gate import SHORTEST_PAUSE, Outlook, Pass, Pause, Size, best_offer
 
 
 def chain(tokens: list[int], confidence: float | None = 0.8) -> TokenTree:
@@ -96,23 +96,38 @@ def test_chances_are_chances() -> None:
 
 
 COST = PassCost(Measured([1, 8, 64], [10.0, 12.0, 40.0], 256))
+CHAINS = [Size(length, length) for length in (1, 2, 3, 4)]
 
 
 def test_the_offer_weighs_gain_against_both_times() -> None:
     sure = Outlook([0.9, 0.81, 0.73, 0.66], 0.0, 4)
     base = Pass(1, 1, 1, 0)
-    free = best_offer([sure], [1, 2, 3, 4], base, COST, lambda chosen, length: 0.0)
-    dear = best_offer([sure], [1, 2, 3, 4], base, COST, lambda chosen, length: 9.0 * length)
-    assert free is not None and free.length == 4
-    assert dear is not None and dear.length == 1
+    free = best_offer([sure], CHAINS, base, COST, lambda chosen, depth: 0.0)
+    dear = best_offer([sure], CHAINS, base, COST, lambda chosen, depth: 9.0 * depth)
+    assert free is not None and free.nodes == 4
+    assert dear is not None and dear.nodes == 1
     assert dear.speed < 1 / 10.0 < free.speed  # plain decoding lies between
+
+
+def test_a_tree_gains_and_costs_by_its_depth_and_is_checked_by_its_nodes() -> None:
+    base, depths = Pass(1, 1, 1, 0), []
+
+    def draft_seconds(chosen: list[int], depth: int) -> float:
+        depths.append(depth)
+        return 3.0 * depth
+
+    bushy = Outlook([0.9, 0.81], 0.0, 7)  # seven nodes are two levels
+    offer = best_offer([bushy], [Size(3, 1), Size(7, 2)], base, COST, draft_seconds)
+    assert depths == [1, 2]
+    assert offer is not None and offer.nodes == 7
+    assert offer.speed == pytest.approx(2.71 / (COST.seconds(8, 1) + 6.0))
 
 
 def test_the_offer_leaves_out_requests_that_gain_nothing() -> None:
     good, served = Outlook([0.9], 0.0, 1), Outlook([0.9], 2.0, 1)
-    offer = best_offer([served, good], [1], Pass(2, 2, 2, 0), COST, lambda chosen, length: 0.0)
+    offer = best_offer([served, good], CHAINS[:1], Pass(2, 2, 2, 0), COST, lambda c, d: 0.0)
     assert offer is not None and offer.chosen == [1]
-    assert best_offer([served], [1], Pass(1, 1, 1, 0), COST, lambda c, n: 0.0) is None
+    assert best_offer([served], CHAINS[:1], Pass(1, 1, 1, 0), COST, lambda c, d: 0.0) is None
 
 
 def test_trials_become_rarer_until_one_succeeds() -> None:

@@ -4,7 +4,7 @@ import random
 from typing import ClassVar
 
 import pytest
-from tests.engine.policy.replay import LINEAR, Oracle, Replay, luck, oracle
+from tests.engine.policy.replay import LINEAR, VOCABULARY, Oracle, Replay, luck, oracle
 
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
@@ -149,6 +149,40 @@ def test_a_drafter_that_costs_time_is_asked_where_it_pays(
     else:
         assert len(kind.calls) < 0.1 * passes  # the first guess, and then ever rarer trials
         assert outcome.speed_up >= 0.97
+
+
+class Bushy(Costly):
+    """Eight nodes are two levels: four guesses at the next token, and four at the one after."""
+
+    name = "bushy"
+    longest = 8
+
+    def depth(self, nodes: int) -> int:
+        return 1 if nodes <= 4 else 2
+
+    def lookup(self, request: Request, ahead: list[int], budget: int) -> TokenTree:
+        first, second = self.texts[request.id][request.position :][:2]
+        tokens = [*range(first, first + 4), *range(second, second + 4)]
+        whole = TokenTree([t % VOCABULARY for t in tokens], [-1] * 4 + [0] * 4, self.name)
+        return whole.select([*range(budget)])
+
+
+@pytest.mark.parametrize(("seconds", "often"), [(5.0, True), (40.0, False)])
+def test_a_tree_is_asked_for_where_its_levels_pay(
+    seconds: float, often: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tokens in two draft passes. Eight of each, which a chain of as many nodes would give,
+    pay at either price."""
+    kind = type("Kind", (Bushy,), {"calls": []})
+    replay = Replay([kind])
+    timing, levels = replay.policy.timings["bushy"], []
+    monkeypatch.setattr(type(timing), "learn", lambda self, *args: levels.append(args[-1]))
+    timing._per_level = {1: seconds}
+    replay.run(1, 600)
+    passes = sum(replay.drafting.decisions.nodes[1].values())
+    assert len(kind.calls) > 0.9 * passes if often else len(kind.calls) < 0.1 * passes
+    assert set(levels) <= {1, 2}
+    assert not often or levels.count(2) > 0.9 * len(levels)
 
 
 def test_a_fixed_length_is_not_touched() -> None:

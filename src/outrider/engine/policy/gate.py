@@ -10,15 +10,23 @@ from outrider.engine.policy.cost import PassCost
 
 SHORTEST_PAUSE = 32  # steps until a drafter that does not pay is tried again
 LONGEST_PAUSE = 1024
-PROBE = 4  # nodes of a trial
 
 
 class Outlook(NamedTuple):
     """One request, as far as it matters here."""
 
-    levels: list[float]  # chance that the text follows the draft to depth 1, 2, …
+    # Chance that the text follows the draft to depth 1, 2, …, as deep as a tree of `room` nodes is.
+    levels: list[float]
     without: float  # tokens expected from what is proposed for it already
     room: int  # nodes that it may have
+
+
+class Size(NamedTuple):
+    """Of a draft: its nodes are rows of the target's pass, its depth is what it can gain and, for
+    a drafter with a model, the number of passes."""
+
+    nodes: int
+    depth: int
 
 
 class Pass(NamedTuple):
@@ -32,10 +40,10 @@ class Pass(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What to ask for: `length` nodes for each of the requests `chosen`."""
+    """What to ask for: so many nodes for each of the requests `chosen`."""
 
     speed: float
-    length: int
+    nodes: int
     chosen: list[int]
 
 
@@ -61,31 +69,31 @@ class Pause:
 
 def best_offer(
     outlooks: list[Outlook],
-    lengths: list[int],
+    sizes: list[Size],
     base: Pass,
     cost: PassCost,
     draft_seconds: Callable[[list[int], int], float],
 ) -> Offer | None:
-    """The length and the requests that promise the highest speed; None without any.
+    """The size and the requests that promise the highest speed; None without any.
 
-    draft_seconds(requests, length): of drafting for them, with what must be read for it first.
+    draft_seconds(requests, depth): of drafting for them, with what must be read for it first.
     """
     best: Offer | None = None
-    for length in lengths:
+    for size in sizes:
         gains = [
-            log1p(sum(outlook.levels[: min(length, outlook.room)])) - log1p(outlook.without)
+            log1p(sum(outlook.levels[: size.depth])) - log1p(outlook.without)
             for outlook in outlooks
         ]
         order = sorted((i for i, gain in enumerate(gains) if gain > 0), key=lambda i: -gains[i])
         log_gain, rows = base.log_gain, base.rows
         for count, i in enumerate(order, 1):
             log_gain += gains[i]
-            rows += min(length, outlooks[i].room)
+            rows += min(size.nodes, outlooks[i].room)
             if count & (count - 1) and count != len(order):
                 continue  # powers of two and the whole are enough to look at
             seconds = cost.seconds(rows, base.sequences, base.keys)
-            seconds += draft_seconds(order[:count], length)
+            seconds += draft_seconds(order[:count], size.depth)
             speed = mean_speed(log_gain, base.writers, seconds)
             if best is None or speed > best.speed:
-                best = Offer(speed, length, order[:count])
+                best = Offer(speed, size.nodes, order[:count])
     return best

@@ -9,7 +9,7 @@ from outrider.core.tree import TokenTree
 from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes
 from outrider.engine.policy.cost import Measured, PassCost
-from outrider.engine.policy.gate import Offer, Outlook, Pass, Pause, best_offer
+from outrider.engine.policy.gate import Offer, Outlook, Pass, Pause, Size, best_offer
 from outrider.engine.policy.interest import Interest
 from outrider.engine.policy.timing import Timing, Waiting
 
@@ -118,7 +118,7 @@ class Policy:
         self,
         drafter: str,
         outlooks: list[Outlook],
-        lengths: list[int],
+        sizes: list[Size],
         base: Pass,
         speed: float,
         backlogs: list[int],
@@ -128,14 +128,14 @@ class Policy:
         timing = self.timings[drafter]
         read = timing.seconds(1, 1) / 8  # a row of a longer pass costs a fraction of a lone one
 
-        def draft_seconds(chosen: list[int], length: int) -> float:
+        def draft_seconds(chosen: list[int], depth: int) -> float:
             catch_up = read * sum(backlogs[i] for i in chosen) / AMORTISED
-            return timing.seconds(len(chosen), length) + catch_up
+            return timing.seconds(len(chosen), depth) + catch_up
 
-        offer = best_offer(outlooks, lengths, base, self.cost, draft_seconds)
+        offer = best_offer(outlooks, sizes, base, self.cost, draft_seconds)
         if offer is not None and offer.speed > (1 + MARGIN) * speed:
             self._pauses[drafter].end()
             return offer
         if offer is not None and self._pauses[drafter].tick():
-            return Offer(offer.speed, min(offer.length, lengths[-1]), offer.chosen[:1])
+            return offer._replace(chosen=offer.chosen[:1])
         return None
