@@ -45,7 +45,11 @@ class Reference:
 
 
 def load_reference(
-    model: str, dtype: torch.dtype, device: str, parameters: int | None = None
+    model: str,
+    dtype: torch.dtype,
+    device: str,
+    parameters: int | None = None,
+    quantization: str | None = None,
 ) -> Reference:
     """In float32 where `parameters` of that size fit into memory, else in `dtype`."""
     place = choose_device(device)
@@ -53,7 +57,7 @@ def load_reference(
         needed = 4 * parameters
         if slots_that_fit(1, place, needed, SHARE) >= needed:
             dtype = torch.float32
-    return Reference(load_model(model, dtype=dtype, device=device))
+    return Reference(load_model(model, dtype=dtype, device=device, quantization=quantization))
 
 
 # How far plain decoding may lie from the reference before it is no longer rounding, in units of

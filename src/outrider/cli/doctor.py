@@ -29,6 +29,7 @@ def doctor(
     drafter: Drafter = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    quantization: options.Quantization = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Look at the machine, the model cache, and a model with its drafter.
@@ -52,7 +53,9 @@ def doctor(
     with show_progress(as_json) as progress:
         from outrider.audit.doctor.examine import examine
 
-        found = examine(model, drafter, progress, device=device, dtype=dtype)
+        found = examine(
+            model, drafter, progress, device=device, dtype=dtype, quantization=quantization
+        )
     if as_json:
         print(json.dumps(found.to_dict()))
     else:

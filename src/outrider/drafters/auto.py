@@ -9,7 +9,7 @@ from outrider.drafters.merging import merge
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 
-MODEL_OPTIONS = ("model", "revision", "dtype", "translation", "tree")
+MODEL_OPTIONS = ("model", "revision", "dtype", "quantization", "translation", "tree")
 
 
 class AutoDrafter(Drafter):

@@ -33,6 +33,7 @@ class DraftModelDrafter(GrowingDrafter):
         "model": None,
         "revision": None,
         "dtype": None,
+        "quantization": None,  # int8 or int4
         "translation": None,  # where the tokenizers differ: see foreign_model.py
         "use_heterogeneous_vocab": None,
         **GrowingDrafter.options,
@@ -158,6 +159,7 @@ def load_draft(config: DraftConfig, target: LoadedModel) -> LoadedModel:
         revision=config.options.get("revision"),
         dtype=config.options.get("dtype") or target.dtype,
         device=str(target.device),
+        quantization=config.options.get("quantization"),
     )
     fix_rotary(loaded.model, loaded.context_length)
     return loaded

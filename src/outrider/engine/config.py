@@ -17,6 +17,7 @@ class EngineConfig:
     revision: str | None = None  # of a hub id
     dtype: str | torch.dtype = "auto"
     device: str = "auto"
+    quantization: str | None = None  # of the weights: int8 or int4; a checkpoint may bring its own
     trust_remote_code: bool = False
     max_model_len: int | None = None  # default: what the model was trained for
     max_num_seqs: int = 64  # sequences in one pass

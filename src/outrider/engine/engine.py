@@ -58,6 +58,7 @@ class Engine:
             device=config.device,
             tokenizer=config.tokenizer,
             trust_remote_code=config.trust_remote_code,
+            quantization=config.quantization,
         )
         self.max_model_len = self._context_length()
         fix_rotary(self.loaded.model, self.max_model_len)

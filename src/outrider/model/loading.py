@@ -17,6 +17,7 @@ from transformers import (
 
 from outrider.core.errors import ConfigError, ModelError, unknown_name
 from outrider.model.gguf_file import read_gguf_config, read_gguf_model, read_gguf_tokenizer
+from outrider.model.quantized import check_quantization, quantization_of, quantize
 from outrider.model.quiet import quiet_transformers
 from outrider.model.rotary import fix_rotary
 from outrider.model.source import locate
@@ -53,7 +54,8 @@ class LoadedModel:
     eos_ids: frozenset[int]
     context_length: int
     device: torch.device
-    dtype: torch.dtype
+    dtype: torch.dtype  # of activations and KV; of the weights, unless they are quantised
+    quantization: str | None = None  # int8, int4, or the checkpoint's own method
 
 
 def load_model(
@@ -64,18 +66,31 @@ def load_model(
     device: str = "auto",
     tokenizer: str | None = None,
     trust_remote_code: bool = False,
+    quantization: str | None = None,
 ) -> LoadedModel:
     """`name` is a zoo name, a folder, a `.gguf` file or a hub id (`id` or `id@revision`)."""
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
+    check_quantization(quantization)
     path = locate(name, revision, weights=False)
     config = _read_config(path, name, trust_remote_code)
     refuse_unsupported(config)
     context_length = _context_length(config, name)
+    already = None if path.is_file() else quantization_of(config)  # a GGUF is unpacked
+    if quantization and already:
+        raise ConfigError(
+            f"{name!r} is quantised already ({already}); leave out quantization={quantization!r}"
+        )
     # A hub id's weights come only now: an architecture that is refused costs no download.
     path = locate(name, revision)
-    model = _read_model(path, config, name, kind, place, trust_remote_code)
+    # What is to be quantised goes to the device layer by layer.
+    first = torch.device("cpu") if quantization else place
+    model = _read_model(path, config, name, kind, first, trust_remote_code)
     model.eval().requires_grad_(False)
+    if quantization:
+        quantize(model, quantization, kind, place)
+    if already:
+        kind = model.get_input_embeddings().weight.dtype  # some methods know only one
     words = _read_tokenizer(path, tokenizer, context_length, trust_remote_code)
     return LoadedModel(
         model=model,
@@ -85,6 +100,7 @@ def load_model(
         context_length=context_length,
         device=place,
         dtype=kind,
+        quantization=quantization or already,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from tests.model.cuda.passes import DEVICE, make_inputs
 from tests.tiny import VOCAB, make_tiny
 
-from outrider.model.cuda.fused import FusedModel, can_fuse
+from outrider.model.cuda.fused import FusedModel, unfused_because
 from outrider.model.cuda.inputs import prompt_inputs
 from outrider.model.cuda.linear import STREAM_LINES, Norm, Stream, from_stream, into_stream
 from outrider.model.cuda.tree_attention import workspace_for
@@ -52,7 +52,7 @@ def test_fused_layers_are_the_modules(family: str, tmp_path: Path) -> None:
     tree = Segment([5, 6, 7, 8], [-1, 0, 0, 1], array("q", [40, 41, 42, 43]), one.slots, 0)
     lone = Segment([9], [-1], array("q", [44]), two.slots, 0)
     expected = runner.forward([tree, lone]).clone()  # [5, vocabulary]
-    assert can_fuse(runner.loaded)
+    assert unfused_because(runner.loaded) is None
     model = FusedModel(runner.loaded, runner.layers, positions=64)
     inputs = make_inputs([tree, lone], rows=6, group=2)
     work = work_for(runner, model, 6)

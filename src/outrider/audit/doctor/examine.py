@@ -10,6 +10,7 @@ from outrider.audit.doctor.pair import Finding, chat_template, compare, inspect
 from outrider.core.errors import OutriderError
 from outrider.drafters.registry import drafter_names
 from outrider.model.loading import choose_device, choose_dtype
+from outrider.model.quantized import check_quantization
 
 
 @dataclass
@@ -42,9 +43,11 @@ def examine(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    quantization: str | None = None,
 ) -> Examination:
     """Without `model`, only the machine; `drafter` is a drafter's name or a draft model."""
     choose_dtype(dtype, choose_device(device))  # a wrong option is no finding about the pair
+    check_quantization(quantization)
     progress("looking at the machine", 0.0)
     found = Examination(machine(), fast_paths(), cache_state())
     if model is None:
@@ -64,8 +67,9 @@ def examine(
     if found.healthy:
         try:
             found.measurement = measure(
-                model, config, progress=progress, device=device, dtype=dtype
-            )
+                model, config, progress=progress, device=device, dtype=dtype,
+                quantization=quantization,
+            )  # fmt: skip
         except OutriderError as error:
             found.findings.append(Finding("running the pair", False, str(error)))
     return found
