@@ -87,6 +87,11 @@ def test_the_quantised_model_is_near_the_original_and_not_the_same(target: str, 
 def test_speculation_does_not_change_the_text(target: str, kind: str) -> None:
     options = {"dtype": "float32", "quantization": kind}
     plain, _ = texts(target, None, **options)
+    small, large = (
+        LLM(target, None, device="cpu", kv_cache_tokens=9, dtype="float32", quantization=each)
+        for each in (kind, None)
+    )
+    assert small.memory.weights < 0.5 * large.memory.weights
     assert plain != texts(target, None, dtype="float32")[0]
     for drafter in (
         {"method": "ngram", "num_speculative_tokens": 4},

@@ -68,6 +68,10 @@ class DraftModelDrafter(GrowingDrafter):
     def audit_config(cls, target: str) -> dict[str, Any]:
         return {"method": cls.name, "model": target}
 
+    @property
+    def runners(self) -> dict[Runner, int]:
+        return {self.runner: CATCH_UP_ROWS}
+
     def bind(self, kv: KVCache) -> None:
         self.runner.allocate(kv.total)
         self.runner.speed_up()

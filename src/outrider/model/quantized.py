@@ -105,8 +105,7 @@ def weight_bytes(model: nn.Module) -> int:
     sizes: dict[int, int] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         for part in _parts(tensor):
-            storage = part.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
+            sizes[part.data_ptr()] = part.nbytes
     return sum(sizes.values())
 
 
