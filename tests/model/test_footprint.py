@@ -123,5 +123,5 @@ def test_the_figures_in_words() -> None:
     assert use.kv == GIB and use.to_dict()["kv"] == GIB
     assert str(use) == (
         "cuda:0: weights 3.00 GiB, KV 1.00 GiB (1048576 slots of 1024 bytes), workspace 1.00 GiB, "
-        "passes up to 2.00 GiB; 40.00 GiB were free beside the weights"
+        "passes 2.00 GiB; free beside the weights: 40.00 GiB"
     )

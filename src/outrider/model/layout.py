@@ -22,3 +22,9 @@ def lay_out_for_few_rows(model: nn.Module) -> None:
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
             weight.data = weight.data.t().contiguous().t()  # an embedding tied to it stays tied
             done.add(id(weight))
+
+
+def count_laid_out(model: nn.Module) -> tuple[int, int]:
+    """Linear layers whose weight lies column by column, and all that there are."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return sum(is_plain(m) and not m.weight.is_contiguous() for m in layers), len(layers)

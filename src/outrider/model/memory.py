@@ -35,15 +35,17 @@ class MemoryUse:
         return {**asdict(self), "kv": self.kv}
 
     def __str__(self) -> str:
-        return (
-            f"{self.device}: weights {_gib(self.weights)}, KV {_gib(self.kv)} ({self.slots} slots "
-            f"of {self.bytes_per_slot} bytes), workspace {_gib(self.workspace)}, passes up to "
-            f"{_gib(self.passes)}; {_gib(self.free)} were free beside the weights"
-        )
+        parts = [
+            f"weights {_size(self.weights)}",
+            f"KV {_size(self.kv)} ({self.slots} slots of {self.bytes_per_slot} bytes)",
+        ]
+        if self.workspace or self.passes:  # of a GPU
+            parts += [f"workspace {_size(self.workspace)}", f"passes {_size(self.passes)}"]
+        return f"{self.device}: {', '.join(parts)}; free beside the weights: {_size(self.free)}"
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f} GiB"
+def _size(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"
 
 
 def slots_that_fit(
@@ -55,9 +57,9 @@ def slots_that_fit(
     left = share - workspace - passes
     if left < bytes_per_slot:
         raise ModelError(
-            f"no memory is left for KV: memory_utilization={utilization} of the {_gib(free)} that "
-            f"are free beside the weights is {_gib(share)}, of which workspace takes "
-            f"{_gib(workspace)} and a pass {_gib(passes)}; raise memory_utilization, free memory "
+            f"no memory is left for KV: memory_utilization={utilization} of the {_size(free)} that "
+            f"are free beside the weights is {_size(share)}, of which workspace takes "
+            f"{_size(workspace)} and a pass {_size(passes)}; raise memory_utilization, free memory "
             "there, or lower max_model_len or max_num_batched_tokens"
         )
     return min(useful, left // bytes_per_slot)

@@ -94,6 +94,10 @@ class Graphs:
         self._landed = [torch.cuda.Event() for _ in range(STAGES)]
         self._launches = 0
 
+    @property
+    def fused(self) -> bool:
+        return isinstance(self._forward, FusedModel)
+
     def fits(self, segments: list[Segment]) -> bool:
         """Whether a graph can do this pass: few rows, below texts that the table has room for."""
         rows = sum(map(len, segments))
