@@ -88,7 +88,10 @@ def load_model(
     model = _read_model(path, config, name, kind, first, trust_remote_code)
     model.eval().requires_grad_(False)
     if quantization:
-        quantize(model, quantization, kind, place)
+        try:
+            quantize(model, quantization, kind, place)
+        except torch.OutOfMemoryError as error:
+            raise _too_large(name, place) from error
     if already:
         kind = model.get_input_embeddings().weight.dtype  # some methods know only one
     words = _read_tokenizer(path, tokenizer, context_length, trust_remote_code)
@@ -185,11 +188,7 @@ def _read_model(
                 f"({_line(error)})"
             ) from error
         except torch.OutOfMemoryError as error:
-            free, total = (size / 2**30 for size in torch.cuda.mem_get_info(device))
-            raise ModelError(
-                f"{name!r} does not fit on {device}: {free:.1f} of {total:.1f} GiB were left when "
-                "it broke off; free memory there, or give device='cpu' or a smaller model"
-            ) from error
+            raise _too_large(name, device) from error
         except Exception as error:
             raise ModelError(f"{name!r} cannot be loaded: {_line(error)}") from error
     # transformers fills missing weights with noise and goes on: never what anybody wants here.
@@ -199,6 +198,14 @@ def _read_model(
             f"such as {missing[0]}; download them again"
         )
     return model
+
+
+def _too_large(name: str, device: torch.device) -> ModelError:
+    free, total = (size / 2**30 for size in torch.cuda.mem_get_info(device))
+    return ModelError(
+        f"{name!r} does not fit on {device}: {free:.1f} of {total:.1f} GiB were left when it broke "
+        "off; free memory there, or give device='cpu', a smaller model or quantization='int4'"
+    )
 
 
 def _read_tokenizer(

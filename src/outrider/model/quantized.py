@@ -5,6 +5,7 @@ like any other: all that checks a pass compares it with this very module.
 """
 
 import logging
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -49,8 +50,9 @@ def quantize(model: Any, kind: str, dtype: torch.dtype, device: torch.device) ->
             f"{model.config.model_type} models have no linear layers that torchao can bring to "
             f"{kind}; leave out quantization"
         )
-    for linear, config in done:
-        quantize_(linear.to(device), config, filter_fn=lambda module, name: True)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        for linear, config in done:
+            quantize_(linear.to(device), config, filter_fn=lambda module, name: True)
     model.to(device)
     if len(done) < len(linears):
         log.warning(
