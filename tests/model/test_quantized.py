@@ -160,6 +160,16 @@ def test_what_int4_cannot_do_is_said(
         quantized._config("int4", nn.Linear(64, 32), torch.float32, torch.device("cpu"))
 
 
+def test_int4_computes_in_bfloat16_unless_told(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    quantized._warn_of_float32.cache_clear()
+    assert load(target, "int4", "auto").dtype == torch.bfloat16 and not caplog.text
+    assert load(target, "int4", "float32").dtype == torch.float32
+    assert caplog.text.count("many times slower on a CPU") == 1
+    assert load(target, "int8", "auto").dtype == load(target, None, "auto").dtype
+
+
 def test_weights_under_other_names(tmp_path: Path) -> None:
     """Some methods leave a linear layer without `weight`, and round activations, too."""
     packed = nn.Linear(4, 4)

@@ -70,8 +70,9 @@ def load_model(
 ) -> LoadedModel:
     """`name` is a zoo name, a folder, a `.gguf` file or a hub id (`id` or `id@revision`)."""
     place = choose_device(device)
-    kind = choose_dtype(dtype, place)
     check_quantization(quantization)
+    in_int4 = quantization == "int4" and dtype == "auto"  # its kernels are made for bfloat16
+    kind = torch.bfloat16 if in_int4 else choose_dtype(dtype, place)
     path = locate(name, revision, weights=False)
     config = _read_config(path, name, trust_remote_code)
     refuse_unsupported(config)

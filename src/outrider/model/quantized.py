@@ -6,6 +6,7 @@ like any other: all that checks a pass compares it with this very module.
 
 import logging
 from contextlib import nullcontext
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -77,6 +78,8 @@ def _config(kind: str, linear: nn.Linear, dtype: torch.dtype, device: torch.devi
         return Int4WeightOnlyConfig(
             group_size=group, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
         )
+    if dtype == torch.float32:
+        _warn_of_float32()
     try:
         from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
     except ImportError as error:
@@ -85,6 +88,12 @@ def _config(kind: str, linear: nn.Linear, dtype: torch.dtype, device: torch.devi
             "quantization='int8'"
         ) from error
     return PrototypeInt4WeightOnlyConfig(group_size=group, set_inductor_config=False)
+
+
+@cache
+def _warn_of_float32() -> None:
+    """Once: it holds for every layer."""
+    log.warning("int4 in float32 is many times slower on a CPU than in bfloat16; leave out dtype")
 
 
 def quantization_of(config: Any) -> str | None:
