@@ -3,12 +3,16 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tests.tiny import make_tiny, make_tokenizer
 
+from outrider.audit.doctor import examine as examine_module
 from outrider.audit.doctor import machine as machine_module
+from outrider.audit.doctor import paths as paths_module
 from outrider.audit.doctor.measure import Measurement
 from outrider.cli import main
 
@@ -51,6 +55,15 @@ def test_a_good_pair_is_measured(capsys, models):
     assert (code, err) == (0, "") and found["ok"]
     assert finding(found, "vocabularies")["detail"].startswith("same: 300 entries")
     assert finding(found, "model's tensors")["detail"] == "all there, none left over"
+    paths = {path["name"]: path for path in found["model_fast_paths"]}
+    for whose in ("", "draft model: "):
+        columns = paths[f"{whose}weights by column"]
+        assert columns["on"] and "15 of 15 layers" in columns["why"]
+        assert paths[f"{whose}packed passes"]["on"] and not paths[f"{whose}CUDA graphs"]["on"]
+        assert not paths[f"{whose}quantised weights"]["on"]
+    memory = found["memory"]
+    assert memory["slots"] == 4096 and memory["kv"] == 4096 * memory["bytes_per_slot"]
+    assert memory["weights"] > 2 * 100_000  # two models in float32
     measured = found["measurement"]
     assert measured["tokens_per_pass"] > 1 and measured["drafts_share"] > 0.5
     assert "Speculation" in measured["verdict"] and measured["ratio"] > 0
@@ -62,6 +75,51 @@ def test_a_drafters_name(capsys, models):
     assert main.run(["doctor", "--model", models.target]) == 0
     shown = capsys.readouterr().out
     assert "acceptance length" in shown and "chat template" in shown
+    assert "of this model" in shown and "memory on cpu: weights" in shown
+
+
+def test_other_paths_on_a_cpu(capsys, models, monkeypatch):
+    pytest.importorskip("torchao")
+    monkeypatch.setattr(examine_module, "measure", lambda llm, progress: None)
+    argv = ("--model", models.target, "--quantization", "int8", "--dtype", "bfloat16")
+    paths = {path["name"]: path for path in doctor(capsys, *argv)[1]["model_fast_paths"]}
+    assert not paths["weights by column"]["on"] and "float32" in paths["weights by column"]["why"]
+    assert paths["quantised weights"]["on"]
+    assert paths["quantised weights"]["why"] == "int8; activations and KV in bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("way", "fused", "on"),
+    [
+        ("CUDA graphs, fused layers", True, 6),
+        ("CUDA graphs, unfused layers (no kernels for gemma2)", False, 4),
+        ("eager (CUDA graphs, unfused layers failed: no memory)", None, 0),
+    ],
+)
+def test_the_paths_of_a_model_on_a_gpu(monkeypatch, way, fused, on):
+    """By a double of the runner; `fused` None: without graphs."""
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    graphs = None if fused is None else SimpleNamespace(fused=fused)
+    loaded = SimpleNamespace(dtype="torch.bfloat16", quantization=None)
+    runner = SimpleNamespace(device=torch.device("cuda"), graphs=graphs, way=way, loaded=loaded)
+    paths = paths_module._paths(runner, "")
+    assert [path.name for path in paths] == [
+        "quantised weights", "CUDA graphs", "fused layers", "tree attention",
+        "choice in the pass", "running ahead", "chained kernels",
+    ]  # fmt: skip
+    assert sum(path.on for path in paths) == on
+    assert all(way in path.why for path in paths[1:] if not path.on)
+
+
+def test_a_quantised_checkpoint_is_not_read_twice(capsys, models, tmp_path):
+    """Some can be read on a GPU only, so its tensors are not looked at beforehand."""
+    folder = Path(shutil.copytree(models.target, tmp_path / "quantised"))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    code, found, _ = doctor(capsys, "--model", str(folder))
+    assert code == 1 and "quantised (gptq)" in finding(found, "model's tensors")["detail"]
+    assert "cannot be loaded" in finding(found, "running the pair")["detail"]
 
 
 def test_a_missing_drafter_is_named(capsys, models):

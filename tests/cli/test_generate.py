@@ -32,7 +32,12 @@ def test_plain_text_when_piped(made: list[FakeLLM], run: Run) -> None:
     )
     [llm] = made
     assert (llm.model, llm.speculative_config) == ("smollm2-135m", "auto")
-    assert llm.options == {"device": "auto", "dtype": "auto", "reproducible": False}
+    assert llm.options == {
+        "device": "auto",
+        "dtype": "auto",
+        "quantization": None,
+        "reproducible": False,
+    }
     assert llm.prompts == [[{"role": "user", "content": "Why?"}]]
     assert (llm.params[0].temperature, llm.params[0].max_tokens) == (0.0, 256)
 
@@ -85,7 +90,12 @@ def test_options_reach_the_engine(made: list[FakeLLM], run: Run) -> None:
     [llm] = made
     [params] = llm.params
     assert llm.speculative_config == {"method": "none", "num_speculative_tokens": 3}
-    assert llm.options == {"device": "cpu", "dtype": "float32", "reproducible": True}
+    assert llm.options == {
+        "device": "cpu",
+        "dtype": "float32",
+        "quantization": None,
+        "reproducible": True,
+    }
     assert llm.prompts[0][0] == {"role": "system", "content": "Be"}
     given = (params.temperature, params.top_p, params.top_k, params.min_p, params.seed)
     assert given == (0.5, 0.9, 4, 0.1, 5)

@@ -7,6 +7,7 @@ import torch
 from tests.tiny import make_tiny, make_tokenizer
 
 from outrider import LLM, SamplingParams
+from outrider.audit.run import audit_engine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,7 +77,8 @@ def test_passes_over_few_rows_are_graphs(family, tmp_path):
     params = [SamplingParams(temperature=i / 4, seed=i, max_tokens=24) for i in range(8)]
     llm = LLM(str(folder), "auto", device="cuda", dtype="float32")
     fused = family in ("llama", "mistral", "qwen2", "qwen3")
-    assert llm.engine.runner.way == f"CUDA graphs, {'fused' if fused else 'unfused'} layers"
+    kind = "fused" if fused else "unfused"
+    assert llm.engine.runner.way.startswith(f"CUDA graphs, {kind} layers")
     got = [r.outputs[0].token_ids for r in llm.generate(PROMPTS, params, use_tqdm=False)]
     assert got == ids(folder, None, params, device="cpu", dtype="float32")
 
@@ -92,3 +94,34 @@ def test_texts_end_and_leave_while_the_next_pass_is_under_way(target):
     options = {"device": "cuda", "dtype": "float32"}
     assert ids(target, None, params, **options) == plain
     assert ids(target, "auto", params, kv_cache_tokens=200, max_num_seqs=3, **options) == plain
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised_targets_run_in_graphs(kind, tmp_path):
+    pytest.importorskip("torchao")
+    folder = make_tiny("llama", tmp_path, hidden_size=64, intermediate_size=128)
+    make_tokenizer(folder)
+    options = {"device": "cuda", "dtype": "bfloat16", "quantization": kind}
+    llm = LLM(str(folder), None, **options)
+    why = f"its weights are quantised ({kind})"
+    assert llm.engine.runner.way == f"CUDA graphs, unfused layers ({why})"
+    plain = LLM(str(folder), None, device="cuda", dtype="bfloat16")
+    assert llm.memory.weights < plain.memory.weights
+    report = audit_engine(str(folder), "ngram", tokens=8, samples=256, **options)
+    assert report.passed, [check.detail for check in report.failures]
+
+
+def test_engines_stay_within_their_share(target):
+    """Slots, graphs and passes together; the second engine finds what the first has left."""
+    uses = []
+    for _ in range(2):
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0]
+        llm = LLM(str(target), {"model": str(target)}, device="cuda", memory_utilization=0.1)
+        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+        llm.generate(PROMPTS, params, use_tqdm=False)
+        uses.append(llm)  # kept, so that its memory is taken
+        use = llm.memory
+        assert use.workspace > 0 and use.passes > 0 and use.free <= free
+        assert use.kv + use.workspace + use.passes <= 0.1 * use.free
+    assert uses[1].memory.free < uses[0].memory.free

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,8 +17,7 @@ from hypothesis.stateful import (
 
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
-from outrider.model import kv as kv_module
-from outrider.model.kv import KVCache, SlotLeak, slots_that_fit
+from outrider.model.kv import KVCache, SlotLeak
 from outrider.model.radix import Node
 
 Text = tuple[int, ...]
@@ -354,11 +352,3 @@ def test_the_check_names_the_slots():
     kv._free = array("q", [2, 3, 3])
     with pytest.raises(SlotLeak, match=r"lost: \[4\], owned twice: \[3\]"):
         kv.check()
-
-
-def test_the_pool_is_a_share_of_free_memory_but_never_more_than_useful(monkeypatch):
-    monkeypatch.setattr(kv_module, "_free_host_memory", lambda: 1000)
-    cpu = torch.device("cpu")
-    assert slots_that_fit(10, cpu, useful=1000, utilization=0.5) == 50
-    assert slots_that_fit(10, cpu, useful=30, utilization=0.5) == 30
-    assert slots_that_fit(10_000, cpu, useful=30, utilization=0.5) == 1

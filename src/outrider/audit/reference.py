@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from outrider.model.kv import slots_that_fit
 from outrider.model.loading import LoadedModel, choose_device, fix_rotary, load_model
+from outrider.model.memory import free_memory
 
 ROWS = 2048  # tokens of one batched pass: bounds its memory
 SHARE = 0.8  # of the free memory that a second copy of the weights may take
@@ -45,15 +45,17 @@ class Reference:
 
 
 def load_reference(
-    model: str, dtype: torch.dtype, device: str, parameters: int | None = None
+    model: str,
+    dtype: torch.dtype,
+    device: str,
+    parameters: int | None = None,
+    quantization: str | None = None,
 ) -> Reference:
     """In float32 where `parameters` of that size fit into memory, else in `dtype`."""
     place = choose_device(device)
-    if dtype != torch.float32 and parameters is not None:
-        needed = 4 * parameters
-        if slots_that_fit(1, place, needed, SHARE) >= needed:
-            dtype = torch.float32
-    return Reference(load_model(model, dtype=dtype, device=device))
+    if parameters is not None and 4 * parameters <= SHARE * free_memory(place):
+        dtype = torch.float32
+    return Reference(load_model(model, dtype=dtype, device=device, quantization=quantization))
 
 
 # How far plain decoding may lie from the reference before it is no longer rounding, in units of

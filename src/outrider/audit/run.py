@@ -95,6 +95,7 @@ class _Run:
         llm = LLM(self.model, None, **self.options)
         loaded = llm.engine.loaded
         self.dtype, self.device, self.tokenizer = loaded.dtype, loaded.device, loaded.tokenizer
+        self.quantization = loaded.quantization
         self.parameters = sum(p.numel() for p in loaded.model.parameters())
         builder = Builder(llm, self.seed, self.tokens)
         base = builder.base()
@@ -121,6 +122,7 @@ class _Run:
             "num_speculative_tokens": draft.num_speculative_tokens,
             "verification": draft.verification,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "quantization": self.quantization,
             "device": str(self.device),
         }
         got = _generate(llm, asks)
@@ -174,7 +176,7 @@ class _Run:
     ) -> list[Check]:
         _free()
         self.progress("loading the reference", 0.8)
-        reference = load_reference(self.model, self.dtype, str(self.device), self.parameters)
+        reference = self._reference(self.parameters)
         low = self.dtype != torch.float32
         judge = Judge(reference, self.tokenizer, drawn=self.drawn)
         self.progress("judging texts", 0.84)
@@ -182,8 +184,19 @@ class _Run:
         pairs = [Pair(*pair) for pair in zip(asks, got, plain, strict=True)]
         checks = [first, *check_pairs(judge, pairs, feed_all=low)]
         self.progress("judging distributions", 0.94)
-        own = load_reference(self.model, self.dtype, str(self.device)) if low else None
+        own = None if reference.loaded.dtype == self.dtype else self._reference()
         return checks + self._distributions(reference, own, sampled)
+
+    def _reference(self, parameters: int | None = None) -> Reference:
+        """Of a quantised model always in its own precision: in float32 the weights would be
+        rounded from other numbers, so it would be another model."""
+        return load_reference(
+            self.model,
+            self.dtype,
+            str(self.device),
+            None if self.quantization else parameters,
+            self.options.get("quantization"),
+        )
 
     def _distributions(
         self, reference: Reference, own: Reference | None, sampled: dict[str, list[RequestOutput]]

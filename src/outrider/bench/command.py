@@ -31,6 +31,7 @@ def bench(
     model: flags.Model = "smollm2-135m",
     device: flags.Device = "auto",
     dtype: flags.Dtype = "auto",
+    quantization: flags.Quantization = None,
     max_model_len: flags.MaxModelLen = None,
     peers: flags.Peers = "",
     peer_timeout: flags.PeerTimeout = 900.0,
@@ -63,7 +64,7 @@ def bench(
         "drafters": drafters, "batch_sizes": batch_sizes, "temperatures": temperatures,
         "max_tokens": max_tokens, "repeat": repeat, "precision": precision,
         "max_repeat": max_repeat, "seed": seed, "device": device, "dtype": dtype,
-        "max_model_len": max_model_len,
+        "quantization": quantization, "max_model_len": max_model_len,
     }  # fmt: skip
     # All that can be wrong without a model is checked before one is loaded.
     options = read_options(given, quick)

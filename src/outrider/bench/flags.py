@@ -117,6 +117,14 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …", rich_h
 Dtype = Annotated[
     str, typer.Option(help="auto, float32, bfloat16, float16.", rich_help_panel=MODEL)
 ]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        help="Weights in int8 or int4, by torchao; peers run the model as it is.",
+        show_default="as the checkpoint has them",
+        rich_help_panel=MODEL,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(

@@ -50,6 +50,7 @@ class BenchOptions:
     seed: int = 0
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     max_model_len: int | None = None
 
     def __post_init__(self) -> None:

@@ -42,6 +42,7 @@ class Engines:
         engine: dict[str, Any] = {
             "device": options.device,
             "dtype": options.dtype,
+            "quantization": options.quantization,
             "max_model_len": options.max_model_len,
             "max_num_seqs": max(options.batch_sizes),
         }

@@ -57,6 +57,7 @@ def audit(
     model: options.Model = options.DEFAULT_MODEL,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    quantization: options.Quantization = None,
     reproducible: options.Reproducible = False,
     drafter: options.Drafter = None,
     num_speculative_tokens: options.DraftLength = None,
@@ -85,12 +86,19 @@ def audit(
     count = samples or (QUICK_SAMPLES if quick else SAMPLES)
     sizes: dict[str, Any] = {"seed": seed, "samples": count, "tokens": 16 if quick else 24}
     if against is not None:
-        _refuse_together(drafter, num_speculative_tokens, speculative_config, reproducible)
+        _refuse_together(
+            drafter, num_speculative_tokens, speculative_config, reproducible, quantization
+        )
         place = {"dtype": dtype, "device": device, "served_model": served_model}
         report = _audit_server(against, model, api_key_env, as_json, **place, **sizes)
     else:
         config = options.speculative_config(drafter, num_speculative_tokens, speculative_config)
-        engine = {"dtype": dtype, "device": device, "reproducible": reproducible}
+        engine = {
+            "dtype": dtype,
+            "device": device,
+            "quantization": quantization,
+            "reproducible": reproducible,
+        }
         report = _audit_engine(model, config, as_json, **engine, **sizes)
     if as_json:
         print(json.dumps(report.to_dict()))
@@ -104,7 +112,7 @@ def _refuse_together(*given: Any) -> None:
     if any(value not in (None, False) for value in given):
         raise ConfigError(
             "--against judges a server, which has its own drafter; leave out --drafter,"
-            " --num-speculative-tokens, --speculative-config and --reproducible"
+            " --num-speculative-tokens, --speculative-config, --reproducible and --quantization"
         )
 
 

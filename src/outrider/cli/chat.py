@@ -25,6 +25,7 @@ def chat(
     model: options.Model = options.DEFAULT_MODEL,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    quantization: options.Quantization = None,
     reproducible: options.Reproducible = False,
     drafter: options.Drafter = None,
     num_speculative_tokens: options.DraftLength = None,
@@ -54,7 +55,10 @@ def chat(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed,
         max_tokens=max_tokens, stop=stop,
     )  # fmt: skip
-    llm = options.load(model, speculation, device=device, dtype=dtype, reproducible=reproducible)
+    llm = options.load(
+        model, speculation, device=device, dtype=dtype, quantization=quantization,
+        reproducible=reproducible,
+    )  # fmt: skip
     screen = Screen(color)
     screen.legend(llm.model_name, llm.drafter_name)
     if screen.terminal:

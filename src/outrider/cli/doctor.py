@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.audit.doctor.examine import Examination
+    from outrider.audit.doctor.machine import FastPath
 
 Model = Annotated[
     str | None,
@@ -29,13 +30,14 @@ def doctor(
     drafter: Drafter = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    quantization: options.Quantization = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Look at the machine, the model cache, and a model with its drafter.
 
-    With --model or --drafter the pair is checked (files, tensors, vocabularies, lengths) and
-    measured on a few prompts, which tells whether speculation will pay. Exit code 1: the pair
-    cannot work.
+    With --model or --drafter the pair is checked (files, tensors, vocabularies, lengths), loaded,
+    which tells its fast paths and its memory, and measured on a few prompts, which tells whether
+    speculation will pay. Exit code 1: the pair cannot work.
 
     Examples:
 
@@ -52,7 +54,9 @@ def doctor(
     with show_progress(as_json) as progress:
         from outrider.audit.doctor.examine import examine
 
-        found = examine(model, drafter, progress, device=device, dtype=dtype)
+        found = examine(
+            model, drafter, progress, device=device, dtype=dtype, quantization=quantization
+        )
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
@@ -68,10 +72,7 @@ def _show(found: "Examination") -> None:
 
     console = Console(highlight=False)
     _show_machine(console, found)
-    table = Table("fast path", "", "why", title="", box=None, pad_edge=False)
-    for path in found.fast_paths:
-        table.add_row(path.name, "[green]on[/green]" if path.on else "off", escape(path.why))
-    console.print(table)
+    _show_paths(console, "fast path", found.fast_paths)
     console.print(f"\nmodel cache: {found.cache['root']}", markup=False)
     for entry in found.cache["models"]:
         size = f"{entry['bytes'] / 1e6:.0f} MB"
@@ -83,7 +84,21 @@ def _show(found: "Examination") -> None:
             mark = "[green]ok[/green]" if finding.ok else "[bold red]WRONG[/bold red]"
             table.add_row(finding.name, mark, escape(finding.detail))
         console.print(table)
+    if found.memory is not None:
+        console.print()
+        _show_paths(console, "of this model", found.model_paths)
+        console.print(f"\nmemory on {found.memory}", markup=False)
     _show_measurement(console, found)
+
+
+def _show_paths(console: "Console", title: str, paths: "list[FastPath]") -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title, "", "why", box=None, pad_edge=False)
+    for path in paths:
+        table.add_row(path.name, "[green]on[/green]" if path.on else "off", escape(path.why))
+    console.print(table)
 
 
 def _show_machine(console: "Console", found: "Examination") -> None:

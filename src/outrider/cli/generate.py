@@ -46,6 +46,7 @@ def generate(
     model: options.Model = options.DEFAULT_MODEL,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    quantization: options.Quantization = None,
     reproducible: options.Reproducible = False,
     drafter: options.Drafter = None,
     num_speculative_tokens: options.DraftLength = None,
@@ -83,8 +84,10 @@ def generate(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed,
         max_tokens=max_tokens, stop=stop, documents=documents or None,
     )  # fmt: skip
-    engine = {"device": device, "dtype": dtype, "reproducible": reproducible}
-    llm = options.load(model, speculation, **engine)
+    llm = options.load(
+        model, speculation, device=device, dtype=dtype, quantization=quantization,
+        reproducible=reproducible,
+    )  # fmt: skip
     request = _prompt(llm, text, documents, system, raw, max_tokens)
     if as_json:
         _print_json(llm, request, params, explain)

@@ -87,6 +87,14 @@ Dtype = Annotated[
     str,
     typer.Option(help="auto, float32, bfloat16, float16.", rich_help_panel="Model"),
 ]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        help="Weights in int8 or int4, by torchao; smaller, and no longer quite the same model.",
+        show_default="as the checkpoint has them",
+        rich_help_panel="Model",
+    ),
+]
 Reproducible = Annotated[
     bool,
     typer.Option(

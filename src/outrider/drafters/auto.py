@@ -8,8 +8,9 @@ from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.merging import merge
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
+from outrider.model.runner import Runner
 
-MODEL_OPTIONS = ("model", "revision", "dtype", "translation", "tree")
+MODEL_OPTIONS = ("model", "revision", "dtype", "quantization", "translation", "tree")
 
 
 class AutoDrafter(Drafter):
@@ -61,6 +62,10 @@ class AutoDrafter(Drafter):
     @property
     def members(self) -> list[Drafter]:
         return self._members
+
+    @property
+    def runners(self) -> dict[Runner, int]:
+        return {runner: rows for m in self._members for runner, rows in m.runners.items()}
 
     def bind(self, kv: KVCache) -> None:
         for member in self._members:

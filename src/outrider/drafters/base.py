@@ -76,6 +76,11 @@ class Drafter:
         """Those who compete: of most drafters only itself."""
         return [self]
 
+    @property
+    def runners(self) -> dict[Runner, int]:
+        """Those of its own models, with the rows of their passes: all share the engine's memory."""
+        return {}
+
     def backlog(self, request: Request) -> int:
         """Rows of a model of its own that must be computed before it can draft for the request."""
         return 0

@@ -33,6 +33,7 @@ class DraftModelDrafter(GrowingDrafter):
         "model": None,
         "revision": None,
         "dtype": None,
+        "quantization": None,  # int8 or int4
         "translation": None,  # where the tokenizers differ: see foreign_model.py
         "use_heterogeneous_vocab": None,
         **GrowingDrafter.options,
@@ -66,6 +67,10 @@ class DraftModelDrafter(GrowingDrafter):
     @classmethod
     def audit_config(cls, target: str) -> dict[str, Any]:
         return {"method": cls.name, "model": target}
+
+    @property
+    def runners(self) -> dict[Runner, int]:
+        return {self.runner: CATCH_UP_ROWS}
 
     def bind(self, kv: KVCache) -> None:
         self.runner.allocate(kv.total)
@@ -158,6 +163,7 @@ def load_draft(config: DraftConfig, target: LoadedModel) -> LoadedModel:
         revision=config.options.get("revision"),
         dtype=config.options.get("dtype") or target.dtype,
         device=str(target.device),
+        quantization=config.options.get("quantization"),
     )
     fix_rotary(loaded.model, loaded.context_length)
     return loaded

@@ -11,7 +11,7 @@ from outrider.core.errors import ConfigError
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.base import DraftConfig, Drafter
-from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.draft_model import CATCH_UP_ROWS, DraftModelDrafter
 from outrider.drafters.foreign_text import ForeignTexts, Shadow
 from outrider.drafters.growing import GrowingDrafter
 from outrider.drafters.growth import Draft
@@ -93,6 +93,10 @@ class ForeignModelDrafter(Drafter):
     def _set_up(self, texts: ForeignTexts, overlap: Overlap) -> None:
         self.texts, self.overlap = texts, overlap
         self.bytes_per_slot = texts.bytes_per_slot
+
+    @property
+    def runners(self) -> dict[Runner, int]:
+        return {self.texts.runner: CATCH_UP_ROWS}
 
     def bind(self, kv: KVCache) -> None:
         self.texts.bind(kv)

@@ -26,7 +26,13 @@ class StagedDrafter(DraftModelDrafter):
     chooses every token itself, with the noise of that token's place, whoever guessed it."""
 
     name = "staged"
-    options = {"model": None, "revision": None, "dtype": None, "drafter": None}  # noqa: RUF012
+    options = {  # noqa: RUF012
+        "model": None,
+        "revision": None,
+        "dtype": None,
+        "quantization": None,
+        "drafter": None,
+    }
     longest = 8
 
     def __init__(

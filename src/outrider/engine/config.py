@@ -17,12 +17,14 @@ class EngineConfig:
     revision: str | None = None  # of a hub id
     dtype: str | torch.dtype = "auto"
     device: str = "auto"
+    quantization: str | None = None  # of the weights: int8 or int4; a checkpoint may bring its own
     trust_remote_code: bool = False
     max_model_len: int | None = None  # default: what the model was trained for
     max_num_seqs: int = 64  # sequences in one pass
     max_num_batched_tokens: int | None = None  # rows in one pass: prompts, roots, tree nodes
     kv_cache_tokens: int | None = None  # slots; default: from free memory
-    memory_utilization: float = 0.5  # share of the free memory that slots may take
+    # Share of the memory left beside the weights of all models, for slots, graphs and passes.
+    memory_utilization: float = 0.5
     enable_prefix_caching: bool = True
     reproducible: bool = False  # bitwise the same text for any drafter and batch; slower
     documents: GivenDocuments | None = None  # for every request; see SamplingParams

@@ -61,6 +61,10 @@ class Drafting:
         return self.root.bytes_per_slot
 
     @property
+    def runners(self) -> dict[Runner, int]:
+        return self.root.runners
+
+    @property
     def adaptive(self) -> bool:
         """Whether the engine's own drafter leaves lengths to the policy."""
         return self.config.num_speculative_tokens is None and self.root.longest > 0

@@ -24,6 +24,7 @@ from outrider.engine.detokenize import Detokenizer
 from outrider.engine.drafting import Drafting
 from outrider.engine.intake import Intake
 from outrider.engine.launched import Launched, segment_of
+from outrider.engine.memory import Wanted, plan_memory
 from outrider.engine.phases import phase
 from outrider.engine.policy.calibration import SLOTS, calibrate
 from outrider.engine.policy.cost import Measured
@@ -31,9 +32,10 @@ from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
 from outrider.engine.scheduler import Scheduler, Work
 from outrider.engine.sequence import Job, Sequence
-from outrider.model.kv import KVCache, slots_that_fit
+from outrider.model.kv import KVCache
 from outrider.model.loading import fix_rotary, load_model
-from outrider.model.runner import Runner
+from outrider.model.memory import MemoryUse
+from outrider.model.runner import REPRODUCIBLE_ROWS, Runner
 from outrider.sampling.counts import Counts
 from outrider.sampling.rows import RowError
 from outrider.verify import pass_can_choose, verify, verify_chosen
@@ -58,6 +60,7 @@ class Engine:
             device=config.device,
             tokenizer=config.tokenizer,
             trust_remote_code=config.trust_remote_code,
+            quantization=config.quantization,
         )
         self.max_model_len = self._context_length()
         fix_rotary(self.loaded.model, self.max_model_len)
@@ -68,7 +71,8 @@ class Engine:
             raise ConfigError(
                 f"drafter {self.drafter.name!r} needs hidden states, which this version cannot give"
             )
-        self.kv = KVCache(self._slots(), config.enable_prefix_caching)
+        self.memory = self._plan_memory()
+        self.kv = KVCache(self.memory.slots, config.enable_prefix_caching)
         self.max_model_len = min(self.max_model_len, self.kv.total)
         self.runner.allocate(self.kv.total)
         self.runner.speed_up(config.max_num_seqs, self.max_model_len)
@@ -76,7 +80,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.kv,
             config.max_num_seqs,
-            config.max_num_batched_tokens or self._default_rows(),
+            self._rows(),
             self.drafting.most,
         )
         self.counts = Counts(self.runner.vocabulary, self.loaded.device)
@@ -134,17 +138,23 @@ class Engine:
             )
         return wanted or longest
 
-    def _default_rows(self) -> int:
+    def _rows(self) -> int:
         """Prompts are read in parts, so that nobody waits long; a GPU reads more at once."""
-        return GPU_ROWS if self.loaded.device.type == "cuda" else CPU_ROWS
+        default = GPU_ROWS if self.loaded.device.type == "cuda" else CPU_ROWS
+        return self.config.max_num_batched_tokens or default
 
-    def _slots(self) -> int:
-        if self.config.kv_cache_tokens is not None:
-            return self.config.kv_cache_tokens
-        # More slots than this could only serve the prefix cache.
-        useful = self.config.max_num_seqs * self.max_model_len
+    def _plan_memory(self) -> MemoryUse:
+        """Once all models are loaded."""
+        config = self.config
+        wanted = Wanted(
+            rows=REPRODUCIBLE_ROWS if config.reproducible else self._rows(),
+            sequences=config.max_num_seqs,
+            longest=self.max_model_len,
+            utilization=config.memory_utilization,
+            slots=config.kv_cache_tokens,
+        )
         per_slot = self.runner.bytes_per_slot + self.drafting.bytes_per_slot
-        return slots_that_fit(per_slot, self.loaded.device, useful, self.config.memory_utilization)
+        return plan_memory(self.runner, self.drafting.runners, per_slot, wanted)
 
     # ---- requests ----
 

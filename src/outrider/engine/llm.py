@@ -14,6 +14,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.intake import check_unicode
 from outrider.engine.policy.explain import Explanation
 from outrider.engine.progress import progress_bar
+from outrider.model.memory import MemoryUse
 
 Prompt = str | list[int] | dict[str, Any]
 Messages = list[dict[str, str]]
@@ -41,6 +42,11 @@ class LLM:
     @property
     def drafter_name(self) -> str:
         return self.engine.drafter.name
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What the engine takes: weights, KV, workspace, passes. `str()` is for people."""
+        return self.engine.memory
 
     def explain(self) -> Explanation:
         """Why so much was drafted since the start: costs, acceptance, the lengths chosen."""

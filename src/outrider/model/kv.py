@@ -2,10 +2,8 @@
 
 from array import array
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import torch
 
 from outrider.core.request import Request
 from outrider.model.radix import Node, RadixTree
@@ -137,23 +135,3 @@ class KVCache:
             ending = sum(lease.node is node for lease in self._leases.values())
             if node.locks != below + ending:
                 raise SlotLeak(f"a cached text has {node.locks} locks, {below + ending} are due")
-
-
-def slots_that_fit(
-    bytes_per_slot: int, device: torch.device, useful: int, utilization: float
-) -> int:
-    """As many slots as a share of the free memory holds, but no more than could ever be used."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-    else:
-        free = _free_host_memory()
-    return max(1, min(useful, int(free * utilization) // bytes_per_slot))
-
-
-def _free_host_memory() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        fields = dict(line.split(":") for line in lines)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return 8 << 30  # macOS and Windows do not tell without another package: a modest guess

@@ -17,6 +17,7 @@ from transformers import (
 
 from outrider.core.errors import ConfigError, ModelError, unknown_name
 from outrider.model.gguf_file import read_gguf_config, read_gguf_model, read_gguf_tokenizer
+from outrider.model.quantized import check_quantization, quantization_of, quantize
 from outrider.model.quiet import quiet_transformers
 from outrider.model.rotary import fix_rotary
 from outrider.model.source import locate
@@ -53,7 +54,8 @@ class LoadedModel:
     eos_ids: frozenset[int]
     context_length: int
     device: torch.device
-    dtype: torch.dtype
+    dtype: torch.dtype  # of activations and KV; of the weights, unless they are quantised
+    quantization: str | None = None  # int8, int4, or the checkpoint's own method
 
 
 def load_model(
@@ -64,18 +66,35 @@ def load_model(
     device: str = "auto",
     tokenizer: str | None = None,
     trust_remote_code: bool = False,
+    quantization: str | None = None,
 ) -> LoadedModel:
     """`name` is a zoo name, a folder, a `.gguf` file or a hub id (`id` or `id@revision`)."""
     place = choose_device(device)
-    kind = choose_dtype(dtype, place)
+    check_quantization(quantization)
+    in_int4 = quantization == "int4" and dtype == "auto"  # its kernels are made for bfloat16
+    kind = torch.bfloat16 if in_int4 else choose_dtype(dtype, place)
     path = locate(name, revision, weights=False)
     config = _read_config(path, name, trust_remote_code)
     refuse_unsupported(config)
     context_length = _context_length(config, name)
+    already = None if path.is_file() else quantization_of(config)  # a GGUF is unpacked
+    if quantization and already:
+        raise ConfigError(
+            f"{name!r} is quantised already ({already}); leave out quantization={quantization!r}"
+        )
     # A hub id's weights come only now: an architecture that is refused costs no download.
     path = locate(name, revision)
-    model = _read_model(path, config, name, kind, place, trust_remote_code)
+    # What is to be quantised goes to the device layer by layer.
+    first = torch.device("cpu") if quantization else place
+    model = _read_model(path, config, name, kind, first, trust_remote_code)
     model.eval().requires_grad_(False)
+    if quantization:
+        try:
+            quantize(model, quantization, kind, place)
+        except torch.OutOfMemoryError as error:
+            raise _too_large(name, place) from error
+    if already:
+        kind = model.get_input_embeddings().weight.dtype  # some methods know only one
     words = _read_tokenizer(path, tokenizer, context_length, trust_remote_code)
     return LoadedModel(
         model=model,
@@ -85,6 +104,7 @@ def load_model(
         context_length=context_length,
         device=place,
         dtype=kind,
+        quantization=quantization or already,
     )
 
 
@@ -169,11 +189,7 @@ def _read_model(
                 f"({_line(error)})"
             ) from error
         except torch.OutOfMemoryError as error:
-            free, total = (size / 2**30 for size in torch.cuda.mem_get_info(device))
-            raise ModelError(
-                f"{name!r} does not fit on {device}: {free:.1f} of {total:.1f} GiB were left when "
-                "it broke off; free memory there, or give device='cpu' or a smaller model"
-            ) from error
+            raise _too_large(name, device) from error
         except Exception as error:
             raise ModelError(f"{name!r} cannot be loaded: {_line(error)}") from error
     # transformers fills missing weights with noise and goes on: never what anybody wants here.
@@ -183,6 +199,14 @@ def _read_model(
             f"such as {missing[0]}; download them again"
         )
     return model
+
+
+def _too_large(name: str, device: torch.device) -> ModelError:
+    free, total = (size / 2**30 for size in torch.cuda.mem_get_info(device))
+    return ModelError(
+        f"{name!r} does not fit on {device}: {free:.1f} of {total:.1f} GiB were left when it broke "
+        "off; free memory there, or give device='cpu', a smaller model or quantization='int4'"
+    )
 
 
 def _read_tokenizer(

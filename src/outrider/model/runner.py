@@ -88,7 +88,11 @@ class Runner:
     def speed_up(self, sequences: int = SEQUENCES, longest: int | None = None) -> None:
         """On a GPU: passes over few rows become CUDA graphs, which remember the slots of so many
         texts of up to `longest` tokens. Slots must be allocated and unused."""
-        if self.device.type != "cuda" or self.fixed_rows or self._slots < PROBE_SLOTS:
+        if self.device.type != "cuda":
+            return
+        if self.fixed_rows or self._slots < PROBE_SLOTS:
+            why = "reproducible mode" if self.fixed_rows else f"fewer than {PROBE_SLOTS} slots"
+            self.way = f"eager ({why})"
             return
         try:
             from outrider.model.cuda.fast import fast_passes

@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 from tests.model.cuda.passes import DEVICE, make_inputs
 from tests.tiny import VOCAB, make_tiny
 
-from outrider.model.cuda.fused import FusedModel, can_fuse
+from outrider.model.cuda.fused import FusedModel, unfused_because
 from outrider.model.cuda.inputs import prompt_inputs
 from outrider.model.cuda.linear import STREAM_LINES, Norm, Stream, from_stream, into_stream
 from outrider.model.cuda.tree_attention import workspace_for
+from outrider.model.cuda.unfused import UnfusedModel
 from outrider.model.cuda.workspace import Workspace
 from outrider.model.loading import load_model
 from outrider.model.runner import Runner
@@ -59,7 +61,7 @@ def test_fused_layers_are_the_modules(family: str, tmp_path: Path) -> None:
     tree = Segment([5, 6, 7, 8], [-1, 0, 0, 1], array("q", [40, 41, 42, 43]), one.slots, 0)
     lone = Segment([9], [-1], array("q", [44]), two.slots, 0)
     expected = runner.forward([tree, lone]).clone()  # [5, vocabulary]
-    assert can_fuse(runner.loaded)
+    assert unfused_because(runner.loaded) is None
     model = FusedModel(runner.loaded, runner.layers, positions=64)
     inputs = make_inputs([tree, lone], rows=6, group=2)
     work = work_for(runner, model, 6)
@@ -69,6 +71,33 @@ def test_fused_layers_are_the_modules(family: str, tmp_path: Path) -> None:
     assert not any(call.module.outrider_kv.keys[0].any() for call in runner.layers)
     # The parameters are views of the fused tensors now, and still the same.
     torch.testing.assert_close(runner.forward([tree, lone]), expected)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@torch.inference_mode()
+def test_quantised_layers_go_unfused(kind: str, tmp_path: Path) -> None:
+    """They look plain by dtype and shape. In the graph it is the module that runs."""
+    pytest.importorskip("torchao")
+    if kind == "int4" and DEVICE.type == "cuda":
+        pytest.skip("float32; int4 on a GPU is bfloat16")
+    make_tiny("llama", tmp_path)
+    loaded = load_model(str(tmp_path), dtype="float32", device=str(DEVICE), quantization=kind)
+    assert unfused_because(loaded) == f"its weights are quantised ({kind})"
+    unknown = unfused_because(replace(loaded, quantization=None))
+    assert unknown == "its weights are not plain tensors of one kind"
+    runner = Runner(loaded)
+    runner.allocate(100)
+    text = prompt(21, 1, seed=1)
+    runner.forward([text])
+    tree = Segment([5, 6, 7, 8], [-1, 0, 0, 1], array("q", [40, 41, 42, 43]), text.slots, 0)
+    expected = runner.forward([tree]).clone()  # [4, vocabulary]
+    inputs = make_inputs([tree], rows=4, group=2)
+    call = runner.layers[0]
+    sizes = workspace_for(4, False, call.heads, call.kv_heads, call.value_head_size)
+    work = Workspace.of(*sizes, DEVICE)
+    previous = torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    got = UnfusedModel(runner.model)(inputs, previous, work)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [13, 70])  # by our own products, by torch's

@@ -5,11 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.audit.doctor.machine import FastPath, cache_state, fast_paths, machine
-from outrider.audit.doctor.measure import Measurement, measure
+from outrider.audit.doctor.measure import SLOTS, Measurement, measure
 from outrider.audit.doctor.pair import Finding, chat_template, compare, inspect
+from outrider.audit.doctor.paths import model_paths
 from outrider.core.errors import OutriderError
 from outrider.drafters.registry import drafter_names
+from outrider.engine.llm import LLM
 from outrider.model.loading import choose_device, choose_dtype
+from outrider.model.memory import MemoryUse
+from outrider.model.quantized import check_quantization
 
 
 @dataclass
@@ -18,6 +22,8 @@ class Examination:
     fast_paths: list[FastPath]
     cache: dict[str, Any]
     findings: list[Finding] = field(default_factory=list)
+    model_paths: list[FastPath] = field(default_factory=list)  # of the model, as it was loaded
+    memory: MemoryUse | None = None
     measurement: Measurement | None = None
 
     @property
@@ -31,6 +37,8 @@ class Examination:
             "fast_paths": [path.to_dict() for path in self.fast_paths],
             "cache": self.cache,
             "findings": [finding.to_dict() for finding in self.findings],
+            "model_fast_paths": [path.to_dict() for path in self.model_paths],
+            "memory": self.memory and self.memory.to_dict(),
             "measurement": self.measurement and self.measurement.to_dict(),
         }
 
@@ -42,9 +50,11 @@ def examine(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    quantization: str | None = None,
 ) -> Examination:
     """Without `model`, only the machine; `drafter` is a drafter's name or a draft model."""
     choose_dtype(dtype, choose_device(device))  # a wrong option is no finding about the pair
+    check_quantization(quantization)
     progress("looking at the machine", 0.0)
     found = Examination(machine(), fast_paths(), cache_state())
     if model is None:
@@ -63,9 +73,12 @@ def examine(
         config = {"method": "draft_model", "model": drafter}
     if found.healthy:
         try:
-            found.measurement = measure(
-                model, config, progress=progress, device=device, dtype=dtype
-            )
+            llm = LLM(
+                model, config, device=device, dtype=dtype, quantization=quantization,
+                kv_cache_tokens=SLOTS,
+            )  # fmt: skip
+            found.model_paths, found.memory = model_paths(llm), llm.memory
+            found.measurement = measure(llm, progress=progress)
         except OutriderError as error:
             found.findings.append(Finding("running the pair", False, str(error)))
     return found

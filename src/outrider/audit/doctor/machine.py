@@ -15,7 +15,16 @@ from outrider.model.loading import choose_dtype
 from outrider.model.machine import cores, cpu_info, cpu_name
 from outrider.model.zoo import ZOO, zoo_names
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "triton", "numpy")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "gguf",
+    "triton",
+    "torchao",
+    "numpy",
+)
 # As /proc/cpuinfo spells them (x86, then ARM), with what people call them.
 INSTRUCTIONS = {
     "avx2": "avx2",

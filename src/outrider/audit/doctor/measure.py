@@ -18,7 +18,7 @@ PROMPTS = (
 )
 PAYS = 1.05  # below this, noise and the next prompt may turn it around
 DRAFT_LENGTH = 4  # where the configuration names none
-SLOTS = 4096
+SLOTS = 4096  # that measuring needs
 
 
 @dataclass
@@ -83,15 +83,11 @@ class _Text:
 
 
 def measure(
-    model: str,
-    speculative_config: str | dict[str, Any],
-    *,
+    llm: LLM,
     tokens: int = 32,
     progress: Callable[[str, float], None] = lambda stage, done: None,
-    **engine: Any,
 ) -> Measurement:
     """Plain and speculative in turns on one engine, so that a busy machine hurts both alike."""
-    llm = LLM(model, speculative_config, **{"kv_cache_tokens": SLOTS, **engine})
     # What is measured is the drafter: the policy might not ask it at all.
     fixed = llm.engine.draft_config.num_speculative_tokens is not None
     drafting = None if fixed else {"num_speculative_tokens": DRAFT_LENGTH}

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from outrider.core.errors import OutriderError
 from outrider.model.gguf_file import read_gguf_config, read_gguf_tokenizer
 from outrider.model.loading import CONTEXT_KEYS, TOKENIZER_FILES, refuse_unsupported
+from outrider.model.quantized import quantization_of
 from outrider.model.quiet import quiet_transformers
 from outrider.model.source import locate
 from outrider.model.zoo import ZOO
@@ -90,6 +91,8 @@ def _tensors(role: str, checkpoint: Checkpoint) -> Finding:
     what = f"{role}'s tensors"
     if checkpoint.path.is_file():
         return Finding(what, True, "in a GGUF file; checked when it is loaded")
+    if (method := quantization_of(checkpoint.config)) is not None:  # may need a GPU even to be read
+        return Finding(what, True, f"quantised ({method}); checked when it is loaded")
     with quiet_transformers():
         try:
             _, info = AutoModelForCausalLM.from_pretrained(

@@ -115,7 +115,8 @@ def _file(runner: Runner) -> Path:
     device = runner.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     key = [
-        FORMAT, shape, name, str(device.type), str(runner.loaded.dtype), torch.get_num_threads(),
+        FORMAT, shape, name, str(device.type), str(runner.loaded.dtype),
+        runner.loaded.quantization, torch.get_num_threads(),
         cores(), torch.__version__, transformers.__version__, runner.fixed_rows,
     ]  # fmt: skip
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

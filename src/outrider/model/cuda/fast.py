@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outrider.model.admission import allowed_error, difference
 from outrider.model.attention import LayerCall
-from outrider.model.cuda.fused import FusedModel, can_fuse
+from outrider.model.cuda.fused import FusedModel, unfused_because
 from outrider.model.cuda.graphs import Graphs
 from outrider.model.cuda.unfused import UnfusedModel
 from outrider.model.loading import LoadedModel
@@ -18,6 +18,7 @@ from outrider.sampling.noise import Key, Purpose, streams
 
 log = logging.getLogger(__name__)
 
+FUSED_LAYERS, UNFUSED_LAYERS = "CUDA graphs, fused layers", "CUDA graphs, unfused layers"
 ROUNDING = 3  # times as far from the module as its own packed pass may be: other kernels round at
 # other places, which alone makes 6 % for some models in bfloat16; what is wrong differs by 100 %
 CONTEXT = 70  # of the probe: more than one block of keys
@@ -37,13 +38,14 @@ def fast_passes(
     if len({(c.heads, c.kv_heads, c.value_head_size) for c in calls}) != 1:
         return None, "eager: the layers' heads differ"
     ways: list[tuple[str, Callable[[], FusedModel | UnfusedModel]]] = []
-    if can_fuse(loaded):
-        ways.append(("CUDA graphs, fused layers", lambda: FusedModel(loaded, calls, longest)))
-    ways.append(("CUDA graphs, unfused layers", lambda: UnfusedModel(loaded.model)))
+    obstacle = unfused_because(loaded)
+    if obstacle is None:
+        ways.append((FUSED_LAYERS, lambda: FusedModel(loaded, calls, longest)))
+    ways.append((UNFUSED_LAYERS, lambda: UnfusedModel(loaded.model)))
     first = calls[0]
     vocabulary = loaded.model.get_output_embeddings().weight.shape[0]
     shape = (first.heads, first.kv_heads, first.value_head_size, vocabulary)
-    reason = ""
+    reason = obstacle or ""
     for name, make in ways:
         try:
             graphs = Graphs(make(), *shape, lines, longest, loaded.device)
@@ -53,8 +55,8 @@ def fast_passes(
             said = str(problem).splitlines() or [type(problem).__name__]
             reason = f"{name} failed: {said[0]}"
         else:
-            if error <= ROUNDING * allowed_error(loaded.dtype):
-                return graphs, name
+            if error <= ROUNDING * allowed_error(loaded):
+                return graphs, name if reason == "" else f"{name} ({reason})"
             reason = f"{name} differed by {error:.1e}"
         log.warning("%s; trying the next way", reason)
     return None, f"eager ({reason})"

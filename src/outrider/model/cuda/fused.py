@@ -21,6 +21,7 @@ from outrider.model.cuda.tree_attention import Options, tree_attention
 from outrider.model.cuda.workspace import Workspace
 from outrider.model.families import FUSED
 from outrider.model.loading import LoadedModel
+from outrider.model.quantized import is_plain
 
 DTYPES = (torch.bfloat16, torch.float32)  # in float16 a norm's weight could overflow a product
 
@@ -106,20 +107,31 @@ class FusedModel:
         return rotate_and_store(qkv, self.cos, self.sin, *slots, layer.head_norms)
 
 
-def can_fuse(loaded: LoadedModel) -> bool:
-    """Whether the family is known and its weights are plain tensors of a kind the kernels take."""
+def unfused_because(loaded: LoadedModel) -> str | None:
+    """Why the layers cannot be fused, in words; None where they can: the family is known and its
+    weights are plain tensors of a kind the kernels take."""
     model: Any = loaded.model
-    if model.config.model_type not in FUSED or loaded.dtype not in DTYPES:
-        return False
-    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    plain = all(
-        type(m) is nn.Linear and m.weight.dtype == loaded.dtype and m.weight.is_contiguous()
-        for m in linears
-    )
     config = model.config
-    silu = getattr(config, "hidden_act", None) == "silu"
-    no_bias = not getattr(config, "mlp_bias", False) and model.lm_head.bias is None
-    return plain and silu and no_bias
+    if config.model_type not in FUSED:
+        return f"no kernels for {config.model_type}"
+    if loaded.quantization is not None:
+        return f"its weights are quantised ({loaded.quantization})"
+    if loaded.dtype not in DTYPES:
+        return f"no kernels for {loaded.dtype}"
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    if not all(
+        type(m) is nn.Linear
+        and is_plain(m)
+        and m.weight.dtype == loaded.dtype
+        and m.weight.is_contiguous()
+        for m in linears
+    ):
+        return "its weights are not plain tensors of one kind"
+    if getattr(config, "hidden_act", None) != "silu":
+        return f"no kernels for its activation ({getattr(config, 'hidden_act', None)})"
+    if getattr(config, "mlp_bias", False) or model.lm_head.bias is not None:
+        return "its products have biases that the kernels do not know"
+    return None
 
 
 def _norm(module: Any) -> Norm:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from outrider.model.attention import Pass
+from outrider.model.attention import LayerCall, Pass
 from outrider.model.cuda.choice import choose
 from outrider.model.cuda.choice import workspace_for as choice_parts
 from outrider.model.cuda.fused import FusedModel
@@ -22,6 +22,7 @@ from outrider.model.cuda.inputs import (
     prompt_inputs,
     updates_of,
 )
+from outrider.model.cuda.linear import workspace_for as product_parts
 from outrider.model.cuda.slot_table import SlotTable
 from outrider.model.cuda.tree_attention import rows_per_tile, workspace_for
 from outrider.model.cuda.workspace import Workspace
@@ -81,13 +82,8 @@ class Graphs:
         self.table = SlotTable(lines, longest, device)
         self.device = device
         self.previous = torch.zeros(BUCKETS[-1], dtype=torch.int64, device=device)
-        sizes = [
-            workspace_for(b, single, *self._shape) for b in BUCKETS for single in (True, False)
-        ]
-        parts, weights = zip(*sizes)
-        others = forward.most_parts
-        chosen = choice_parts(BUCKETS[-1], vocabulary)
-        self._work = Workspace.of(max(*parts, others, chosen), max(*weights, chosen), device)
+        sizes = _workspace_sizes(self._shape, vocabulary, forward.most_parts)
+        self._work = Workspace.of(*sizes, device)
         self._graphs: dict[tuple[int, bool], Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         most = FIELDS * BUCKETS[-1] + 2 * updates_of(BUCKETS[-1])
@@ -98,6 +94,10 @@ class Graphs:
         ]
         self._landed = [torch.cuda.Event() for _ in range(STAGES)]
         self._launches = 0
+
+    @property
+    def fused(self) -> bool:
+        return isinstance(self._forward, FusedModel)
 
     def fits(self, segments: list[Segment]) -> bool:
         """Whether a graph can do this pass: few rows, below texts that the table has room for."""
@@ -174,6 +174,29 @@ class Graphs:
             self._graphs[key] = Graph(self._forward, inputs, self.previous, self._work, self._pool)
             log.debug("captured a pass over %d rows", rows)
         return self._graphs[key]
+
+
+def _workspace_sizes(shape: tuple[int, int, int], vocabulary: int, others: int) -> tuple[int, int]:
+    """Elements of the workspace's two parts, for passes of all sizes. shape: heads, KV heads, size
+    of a value; `others`: elements that the model needs for its products."""
+    sizes = [workspace_for(b, single, *shape) for b in BUCKETS for single in (True, False)]
+    parts, weights = zip(*sizes)
+    chosen = choice_parts(BUCKETS[-1], vocabulary)
+    return max(*parts, others, chosen), max(*weights, chosen)
+
+
+def bytes_of_graphs(
+    call: LayerCall, *, width: int, vocabulary: int, element: int, lines: int, longest: int
+) -> int:
+    """What `Graphs` hold once all sizes are captured: workspace, slot table, rotations of fused
+    layers, and each graph's logits. What runs inside a graph is as small as its rows are few."""
+    shape = (call.heads, call.kv_heads, call.value_head_size)
+    widest = max(width, (call.heads + 2 * call.kv_heads) * call.head_size)
+    work = 4 * sum(_workspace_sizes(shape, vocabulary, product_parts(widest)))
+    table = 4 * (1 + lines) * longest
+    rotations = 2 * longest * call.head_size * element
+    logits = 2 * sum(BUCKETS) * vocabulary * element  # single rows and trees
+    return work + table + rotations + logits
 
 
 def _wanted(segments: list[Segment]) -> list[int] | None:

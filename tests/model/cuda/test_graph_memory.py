@@ -1,0 +1,33 @@
+"""The figure for graphs is that of the tensors they hold."""
+
+from pathlib import Path
+
+import torch
+from tests.model.cuda.passes import DEVICE
+from tests.tiny import make_tiny
+
+from outrider.model.cuda.fused import FusedModel
+from outrider.model.cuda.graphs import BUCKETS, _workspace_sizes, bytes_of_graphs
+from outrider.model.cuda.slot_table import SlotTable
+from outrider.model.cuda.workspace import COUNTERS, Workspace
+from outrider.model.loading import load_model
+from outrider.model.runner import Runner
+
+LINES, LONGEST = 8, 300
+
+
+@torch.inference_mode()
+def test_bytes_of_graphs(tmp_path: Path) -> None:
+    folder = make_tiny("qwen2", tmp_path)
+    runner = Runner(load_model(str(folder), dtype="float32", device=str(DEVICE)))
+    call, vocabulary = runner.layers[0], runner.vocabulary
+    model = FusedModel(runner.loaded, runner.layers, LONGEST)
+    shape = (call.heads, call.kv_heads, call.value_head_size)
+    work = Workspace.of(*_workspace_sizes(shape, vocabulary, model.most_parts), DEVICE)
+    held = [work.parts, work.weights, SlotTable(LINES, LONGEST, DEVICE).device_table]
+    held += [model.cos, model.sin]
+    held += [torch.empty(rows, vocabulary) for rows in BUCKETS for _ in (True, False)]
+    assert work.arrived.nbytes == 4 * COUNTERS  # not counted: 16 KiB
+    assert bytes_of_graphs(
+        call, width=32, vocabulary=vocabulary, element=4, lines=LINES, longest=LONGEST
+    ) == sum(tensor.nbytes for tensor in held)
