@@ -9,7 +9,6 @@ import pytest
 from tests.engine.helpers import Models, registered
 
 import outrider.drafters.candidates as candidates
-import outrider.engine.commit as commit
 import outrider.verify as verify
 import outrider.verify.traversal as traversal
 from outrider.audit.run import audit_engine
@@ -18,6 +17,7 @@ from outrider.core.request import Request
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verdict import Verdict
 from outrider.drafters.base import Drafter
+from outrider.engine.report import Written
 from outrider.engine.sequence import Sequence
 from outrider.model.kv import KVCache
 from outrider.sampling.choose import _decide, distribution
@@ -76,12 +76,11 @@ def ignore_stops_inside_a_draft(patch: Patch) -> None:
 
 
 def logprobs_of_the_wrong_row(patch: Patch) -> None:
-    real = commit.token_logprobs
+    def neighbours(self: Written) -> list[int]:
+        places = [0, *(node + 1 for node in self.verdict.kept)]
+        return [self.root + (place - 1) % (1 + len(self.tree)) for place in places]
 
-    def wrong(written: Any, logits: Any, *rest: Any) -> Any:
-        return real(written, logits.roll(1, 0), *rest)
-
-    patch.setattr(commit, "token_logprobs", wrong)
+    patch.setattr(Written, "logit_rows", property(neighbours))
 
 
 def key_noise_by_row(patch: Patch) -> None:
