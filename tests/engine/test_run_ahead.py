@@ -37,6 +37,8 @@ class EagerGraphs:
         self.previous: list[int] = []
         self.ahead = 0  # passes that began with tokens unknown to the host
         self.launches = 0
+        self.most_rows = 256
+        self.largest = 0  # rows of a pass that was launched
 
     def fits(self, segments: list[Segment]) -> bool:
         return all(len(s) <= 64 and s.logits_from == 0 for s in segments)
@@ -47,6 +49,7 @@ class EagerGraphs:
     def launch(self, segments: list[Segment]) -> Flight:
         self.ahead += any(token < 0 for s in segments for token in s.tokens)
         self.launches += 1
+        self.largest = max(self.largest, sum(map(len, segments)))
         for segment in segments:
             segment.tokens = [self.previous[-1 - t] if t < 0 else t for t in segment.tokens]
         logits = self.runner._forward(segments)
@@ -77,6 +80,7 @@ def make_ahead(models: Models, drafter: Any = None, **options: Any) -> tuple[LLM
     llm = make_llm(models.target, drafter, **options)
     graphs = EagerGraphs(llm.engine.runner)
     llm.engine.runner.graphs = graphs  # type: ignore[assignment]
+    llm.engine.scheduler.replayed_rows = llm.engine.runner.replayed_rows
     return llm, graphs
 
 
@@ -96,6 +100,16 @@ def test_the_text_is_that_of_waiting(models: Models, drafter: Any, count: int) -
     assert graphs.ahead > 5
     same_results(llm, asked, results, run(make_llm(models.target), asked))
     llm.engine.kv.check()
+
+
+@pytest.mark.parametrize("length", [None, 8])
+def test_drafts_do_not_make_a_pass_too_large_to_be_replayed(models: Models, length: Any) -> None:
+    llm, graphs = make_ahead(models, {"model": models.target, "num_speculative_tokens": length})
+    graphs.most_rows = llm.engine.scheduler.replayed_rows = 12
+    llm.engine.policy.draft_always()
+    asked = greedy(5, max_tokens=24, ignore_eos=True)
+    same_results(llm, asked, run(llm, asked), run(make_llm(models.target), asked))
+    assert 5 < graphs.largest <= 12
 
 
 def test_texts_end_at_any_time(models: Models) -> None:

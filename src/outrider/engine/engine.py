@@ -82,6 +82,7 @@ class Engine:
             config.max_num_seqs,
             self._rows(),
             self.drafting.most,
+            self.runner.replayed_rows,
         )
         self.counts = Counts(self.runner.vocabulary, self.loaded.device)
         self.intake = Intake(
@@ -247,7 +248,7 @@ class Engine:
                 [item.sequence.request for item in drafting],
                 [item.budget for item in drafting],
                 _plain_pass(work),
-                self.scheduler.max_rows - sum(item.rows for item in work),
+                self.scheduler.room(work),
             )
             trees |= {id(item): tree for item, tree in zip(drafting, proposed, strict=True)}
             self.seconds["draft_model"] = self.drafting.model_seconds

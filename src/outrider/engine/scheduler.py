@@ -32,6 +32,7 @@ class Scheduler:
         max_sequences: int,
         max_rows: int,
         most_nodes: Callable[[Request], int],
+        replayed_rows: int = 0,
     ) -> None:
         self.kv = kv
         self.max_sequences = max_sequences
@@ -40,6 +41,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
         self.preemptions = 0
+        self.replayed_rows = replayed_rows  # of the largest pass that is a captured graph
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self.running or sequence in self.waiting
@@ -112,7 +114,7 @@ class Scheduler:
             for item in work
             if item.completes and item.rows == 1 and item.sequence.request.output_ids
         ]
-        rows_left = self.max_rows - sum(item.rows for item in work)
+        rows_left = self.room(work)
         for left, item in zip(range(len(writing), 0, -1), writing, strict=True):
             request = item.sequence.request
             # The target adds a token of its own, so the last one need not be drafted.
@@ -122,6 +124,13 @@ class Scheduler:
             if budget > 0 and self.kv.reserve(request, budget):
                 item.budget = budget
                 rows_left -= budget
+
+    def room(self, work: list[Work]) -> int:
+        """Nodes that may join a pass; one that can be replayed stays so."""
+        rows, most = sum(item.rows for item in work), self.max_rows
+        if rows <= self.replayed_rows:
+            most = min(most, self.replayed_rows)
+        return most - rows
 
     def shrink(self) -> str | None:
         """Make passes smaller, for good; what was done about it, or None where nothing is left to

@@ -123,6 +123,11 @@ class Runner:
             return self._forward_fixed(segments) if self.fixed_rows else self._forward(segments)
 
     @property
+    def replayed_rows(self) -> int:
+        """Of a pass that can be a graph; 0 where there are none."""
+        return self.graphs.most_rows if self.graphs is not None else 0
+
+    @property
     def runs_ahead(self) -> bool:
         """Whether a pass can start before the tokens of the one before are known here."""
         return self.graphs is not None

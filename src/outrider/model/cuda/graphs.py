@@ -99,6 +99,10 @@ class Graphs:
     def fused(self) -> bool:
         return isinstance(self._forward, FusedModel)
 
+    @property
+    def most_rows(self) -> int:
+        return BUCKETS[-1]
+
     def fits(self, segments: list[Segment]) -> bool:
         """Whether a graph can do this pass: few rows, below texts that the table has room for."""
         rows = sum(map(len, segments))
