@@ -245,7 +245,7 @@ class Drafting:
         sizes = [Size(nodes, drafter.depth(nodes)) for nodes in counts]
         ahead = base._replace(
             rows=base.rows + sum(len(tree) for tree in cut.trees.values()),
-            log_gain=base.log_gain + cut.log_gain,
+            log_gain=cut.log_gain,
         )
         backlogs = [drafter.backlog(request) for request in mine]
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, backlogs)
@@ -343,5 +343,5 @@ class Cut(NamedTuple):
 
     trees: dict[Request, TokenTree]
     expected: dict[Request, float]  # tokens beyond the target's own
-    log_gain: float  # sum of log(1 + expected)
+    log_gain: float  # sum of log(1 + expected), with what the pass had before
     speed: float  # of the mean request, in tokens per second

@@ -1,0 +1,88 @@
+"""What the policy remembers of whom, and what its decisions take into account."""
+
+from tests.engine.policy.replay import STEPPED
+
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request
+from outrider.core.tree import TokenTree
+from outrider.engine.policy.cost import Measured
+from outrider.engine.policy.gate import SHORTEST_PAUSE, Outlook, Pass, Size
+from outrider.engine.policy.policy import Policy
+
+FLAT = Measured([1, 64], [10.0, 10.0], context=256)  # rows cost nothing
+ALONE = Pass(1, 1, 1, 0)
+
+
+def make(measured: Measured = STEPPED) -> Policy:
+    return Policy(lambda: measured)
+
+
+def ask() -> Request:
+    return Request("r", [1, 2], SamplingParams(), seed=0)
+
+
+def test_requests_are_told_apart_before_anything_is_drafted() -> None:
+    policy, good, bad = make(), ask(), ask()
+    for _ in range(20):
+        policy.learn(good, "d", TokenTree.chain([5, 6], "d"), [5, 6, 7])
+        policy.learn(bad, "d", TokenTree.chain([5, 6], "d"), [9])
+    good_levels, bad_levels = (policy.levels(request, "d", 2) for request in (good, bad))
+    newcomer = policy.levels(ask(), "d", 2)
+    assert bad_levels[0] + 0.1 < newcomer[0] < good_levels[0] - 0.1
+    assert good_levels[1] < good_levels[0]
+
+
+def test_who_has_left_is_forgotten() -> None:
+    policy, request = make(), ask()
+    policy.learn(request, "d", TokenTree.chain([5], "d"), [5])
+    policy.credit(request, "d", 1.0)
+    policy.release(request)
+    assert not policy._records and not policy._interests
+
+
+def asked(policy: Policy, backlog: int = 0, speed: float = 1 / 50) -> bool:
+    """Whether a drafter is asked whose tokens take a tenth of a pass each and are right nine times
+    of ten; `speed` is promised without it."""
+    policy.timings["d"]._per_level = {1: 5.0}
+    outlook = Outlook([0.9, 0.81, 0.73], 0.0, 3)
+    sizes = [Size(n, n) for n in (1, 2, 3)]
+    return policy.ask("d", [outlook], sizes, ALONE, speed, [backlog]) is not None
+
+
+def test_a_text_that_must_be_read_first_makes_a_draft_dearer() -> None:
+    assert asked(make())
+    assert asked(make(), backlog=50)
+    assert not asked(make(), backlog=5000)
+
+
+def test_a_drafter_that_paid_again_is_tried_as_soon_as_one_that_never_failed() -> None:
+    policy, much = make(), 1.0
+    waits = []
+    for _ in range(3):
+        waits.append(next(i for i in range(1, 2000) if asked(policy, speed=much)))
+    assert waits == [SHORTEST_PAUSE, 2 * SHORTEST_PAUSE, 4 * SHORTEST_PAUSE]
+    assert asked(policy)
+    assert next(i for i in range(1, 2000) if asked(policy, speed=much)) == SHORTEST_PAUSE
+
+
+def test_a_gain_within_the_error_is_left_alone_but_in_audits() -> None:
+    policy = make(FLAT)
+    assert policy.choose([[0.01]], ALONE, 8).kept == [[]]
+    assert policy.choose([[0.05]], ALONE, 8).kept == [[0]]
+    policy.draft_always()
+    assert policy.choose([[0.01]], ALONE, 8).kept == [[0]]
+
+
+def test_newcomers_inherit_how_much_a_lookup_gains() -> None:
+    policy = make()
+    policy.timings["d"].per_request = 5.0
+    assert policy.worth_a_look(ask(), "d", seconds_per_token=50.0)
+    for _ in range(300):
+        policy.credit(ask(), "d", 0.0)
+    assert not policy.worth_a_look(ask(), "d", seconds_per_token=50.0)
+
+
+def test_the_pass_is_shared_by_those_it_writes_for() -> None:
+    policy = make()
+    assert policy.seconds_per_token(ALONE) == policy.cost.seconds(1)
+    assert policy.seconds_per_token(Pass(4, 4, 4, 0)) == policy.cost.seconds(4, 4) / 4
