@@ -12,6 +12,7 @@ ENTRY_POINTS = "outrider.drafters"  # other packages register `name = "module:Dr
 
 BUILT_IN = {
     "auto": "outrider.drafters.auto:AutoDrafter",
+    "eagle3": "outrider.drafters.eagle3:Eagle3Drafter",
     "early_exit": "outrider.drafters.early_exit:EarlyExitDrafter",
     "lookahead": "outrider.drafters.lookahead:LookaheadDrafter",
     "none": "outrider.drafters.none:NoDrafter",

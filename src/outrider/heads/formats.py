@@ -1,0 +1,64 @@
+"""Which kind of trained drafter some files hold: told by the files, not by a flag."""
+
+import re
+from typing import Any
+
+from outrider.heads.files import Files
+
+# What a configuration may call itself -> our name
+DECLARED = {"eagle3": "eagle3", "dflash": "dspark", "dspark": "dspark", "mtp": "mtp"}
+MEDUSA = re.compile(r"(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
+MTP = re.compile(r"(model\.)?(mtp\.fc|mtp_layers\.\d+\.\w+|layers\.\d+\.eh_proj)\.weight")
+KINDS = ("medusa", "eagle", "eagle3", "dspark", "mtp")
+WORDS = {
+    "medusa": "Medusa heads",
+    "eagle": "EAGLE-1/2",
+    "eagle3": "EAGLE-3",
+    "dspark": "DFlash/DSpark",
+    "mtp": "MTP heads",
+}
+
+
+def kind_of(files: Files) -> str | None:
+    """One of KINDS; None for an ordinary model."""
+    declared = files.config.get("speculators_model_type")
+    if declared is not None:
+        if declared not in DECLARED:
+            known = ", ".join(DECLARED)
+            raise files.wrong(
+                f"it is {declared!r} in the speculators format, of which {known} can be used"
+            )
+        return DECLARED[declared]
+    if not files.path.is_dir():
+        return None
+    names = {name.removeprefix("model.") for name in files.shapes}
+    if any(MEDUSA.fullmatch(name) for name in names):
+        return "medusa"
+    if "fc.weight" in names and "hidden_norm.weight" in names:
+        return "dspark"
+    if "midlayer.hidden_norm.weight" in names or "layers.0.hidden_norm.weight" in names:
+        return "eagle3"
+    if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names:
+        return "eagle"
+    if any(MTP.fullmatch(name) for name in names):
+        return "mtp"
+    return None
+
+
+def layers_given(files: Files) -> dict[str, Any]:
+    """The part of the configuration that describes the drafter's own layers."""
+    given: dict[str, Any] = files.config.get("transformer_layer_config", files.config)
+    return given
+
+
+def plain_names(names: Any, dropped: tuple[str, ...] = ()) -> dict[str, str]:
+    """The checkpoint's names -> ours; without those that a drafter does not need."""
+    useless = (*dropped, "t2d", "verifier_lm_head.weight", "verifier_norm.weight")
+    renamed = {
+        name: name.removeprefix("model.").replace("midlayer.", "layers.0.") for name in names
+    }
+    return {
+        old: new
+        for old, new in renamed.items()
+        if new not in useless and not new.endswith("rotary_emb.inv_freq")
+    }

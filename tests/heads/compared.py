@@ -1,0 +1,61 @@
+"""Trained drafters whose every draft row is held against the plain reference."""
+
+import json
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tests.drafters.compared import Comparing
+from tests.engine.helpers import make_llm, reference, registered
+from tests.heads import reference as plain
+from tests.tiny import VOCAB
+from torch import Tensor
+
+from outrider.core.request import Request
+from outrider.drafters.registry import drafter_class
+from outrider.engine.llm import LLM
+
+
+@cache
+def checkpoint(folder: str) -> tuple[plain.Tensors, dict[str, Any]]:
+    config = json.loads((Path(folder) / "config.json").read_text())
+    return load_file(Path(folder) / "model.safetensors"), config
+
+
+def states_of(target: str, tokens: list[int], taps: list[Any]) -> Tensor:
+    """[tokens, taps * hidden size], by transformers itself."""
+    return _states_of(target, tuple(tokens), tuple(taps))
+
+
+@lru_cache(64)  # all rows of a draft ask for the same
+@torch.inference_mode()
+def _states_of(target: str, tokens: tuple[int, ...], taps: tuple[Any, ...]) -> Tensor:
+    found = reference(target)(torch.tensor([tokens]), use_cache=False, output_hidden_states=True)
+    return torch.cat([found.hidden_states[-1 if tap == "final" else tap][0] for tap in taps], -1)
+
+
+def eagle3_row(target: str, folder: str, tokens: list[int], path: list[int]) -> Tensor:
+    t, config = checkpoint(folder)
+    states = states_of(target, tokens[:-1], config["eagle_aux_hidden_state_layer_ids"])
+    logits = plain.eagle3(t, config, states, tokens, path)
+    return plain.over_target(logits, t.get("d2t"), VOCAB)
+
+
+ROWS = {"eagle3": eagle3_row}
+
+
+def make_comparing(kind: str, target: str, folder: str, length: int, **options: Any) -> LLM:
+    """An engine with such a drafter; `draft` among the options are further ones of the drafter."""
+
+    class Compared(Comparing, drafter_class(kind)):  # type: ignore[misc]
+        name = "comparing"
+
+        def fresh(self, request: Request, path: list[int]) -> Tensor:
+            return ROWS[kind](target, folder, list(request.tokens), path)
+
+    draft = {"method": "comparing", "model": folder, "num_speculative_tokens": length}
+    draft |= options.pop("draft", {})
+    with registered(Compared):
+        return make_llm(target, draft, **options)

@@ -1,0 +1,123 @@
+"""The networks of trained drafters once more, from their papers: whole texts at once, no memory,
+one text at a time, float32. Shares no code with the package; tensors are named as in the files."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, silu, softmax
+
+Tensors = dict[str, Tensor]
+
+
+def rms(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + epsilon).sqrt() * weight
+
+
+def turned(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotary embedding by complex numbers; x [rows, heads, size], halves are the two parts."""
+    half = x.shape[-1] // 2
+    speed = theta ** (-torch.arange(half) / half)
+    angle = positions[:, None].float() * speed
+    number = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
+        torch.ones_like(angle), angle
+    ).unsqueeze(1)
+    return torch.cat([number.real, number.imag], -1)
+
+
+class Layer:
+    """One layer's attention and MLP; `t` are its tensors."""
+
+    def __init__(self, t: Tensors, config: dict[str, Any]) -> None:
+        self.t, self.c = t, config
+        self.size = config["head_dim"]
+
+    def heads(self, x: Tensor, which: str, positions: Tensor) -> Tensor:
+        """[rows, heads, size], normed and turned as queries and keys are."""
+        y = (x @ self.t[f"self_attn.{which}_proj.weight"].T).unflatten(-1, (-1, self.size))
+        if which == "v":
+            return y
+        norm = self.t.get(f"self_attn.{which}_norm.weight")
+        if norm is not None:
+            y = rms(y, norm, self.c["rms_norm_eps"])
+        return turned(y, positions, self.c["rope_theta"])
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+        """visible [rows, keys] bool -> [rows, hidden size]."""
+        times = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / self.size**0.5
+        weights = softmax(scores.masked_fill(~visible, -torch.inf), -1)
+        mixed = torch.einsum("hqk,khd->qhd", weights, v)
+        return mixed.flatten(1) @ self.t["self_attn.o_proj.weight"].T
+
+    def attend(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Causal; x [rows, whatever the projections read]."""
+        q, k, v = (self.heads(x, which, positions) for which in "qkv")
+        return self.mix(q, k, v, torch.ones(len(x), len(x), dtype=torch.bool).tril())
+
+    def mlp(self, x: Tensor) -> Tensor:
+        y = self.norm("post_attention_layernorm", x)
+        gate, up = (y @ self.t[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        return x + (silu(gate) * up) @ self.t["mlp.down_proj.weight"].T
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return rms(x, self.t[f"{name}.weight"], self.c["rms_norm_eps"])
+
+
+def layer(t: Tensors, index: int, config: dict[str, Any]) -> Layer:
+    prefix = f"layers.{index}."
+    return Layer({k.removeprefix(prefix): v for k, v in t.items() if k.startswith(prefix)}, config)
+
+
+def continued(step: Any, features: Tensor, tokens: list[int], path: list[int]) -> Tensor:
+    """The state [hidden size] after text and path of a head that goes on by its own states.
+    features [text - 1, hidden size]: of all tokens but the last."""
+    rows = list(tokens[1:])
+    given = features
+    for token in path:
+        state = step(given, torch.tensor(rows))[-1]
+        given = torch.cat([given, state[None]])
+        rows.append(token)
+    return step(given, torch.tensor(rows))[-1]
+
+
+def over_target(logits: Tensor, d2t: Tensor | None, vocabulary: int) -> Tensor:
+    """[vocabulary]: -inf for tokens that the head does not have."""
+    if d2t is None:
+        return logits
+    full = torch.full((vocabulary,), -torch.inf)
+    full[torch.arange(len(d2t)) + d2t] = logits
+    return full
+
+
+def eagle3(
+    t: Tensors, config: dict[str, Any], states: Tensor, tokens: list[int], path: list[int]
+) -> Tensor:
+    """Logits [draft vocabulary] after text and path; states [text - 1, taps * hidden size]."""
+    c = config["transformer_layer_config"]
+    width, epsilon = c["hidden_size"], c["rms_norm_eps"]
+    if config["norm_before_fc"]:
+        states = rms(states, t["input_norm.weight"], epsilon)
+    if config["fc_norm"]:
+        parts = states.chunk(len(config["eagle_aux_hidden_state_layer_ids"]), -1)
+        states = torch.cat(
+            [rms(part, t[f"fc_norm.{i}.weight"], epsilon) for i, part in enumerate(parts)], -1
+        )
+
+    def step(features: Tensor, rows: Tensor) -> Tensor:
+        first, positions = layer(t, 0, c), torch.arange(len(rows))
+        e = first.norm("input_layernorm", embedding(rows, t["embed_tokens.weight"]))
+        g = first.norm("hidden_norm", features)
+        base = g if config["norm_before_residual"] else features
+        x = first.mlp(base + first.attend(torch.cat([e, g], -1), positions))
+        for index in range(1, c["num_hidden_layers"]):
+            more = layer(t, index, c)
+            x = more.mlp(x + more.attend(more.norm("input_layernorm", x), positions))
+        return rms(x, t["norm.weight"], epsilon) if config["norm_output"] else x
+
+    state = continued(step, states @ t["fc.weight"].T, tokens, path)
+    assert state.shape == (width,)
+    if not config["norm_output"]:
+        state = rms(state, t["norm.weight"], epsilon)
+    return state @ t["lm_head.weight"].T

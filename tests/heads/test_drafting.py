@@ -1,0 +1,109 @@
+"""A trained drafter's logits are those of a fresh one, whatever happened on the way."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.drafters.compared import drafter_of
+from tests.engine.helpers import Models, accept_rate, make_llm, random_prompt, run, same_results
+from tests.heads.compared import ROWS, make_comparing
+from tests.heads.untrained import VARIANTS, Heads
+
+from outrider.core.params import SamplingParams
+from outrider.drafters import level as level_module
+
+# Few tokens are possible, so that heads that have learned nothing are right now and then.
+FEW = dict.fromkeys((5, 17, 42), 30.0)
+
+scenarios = st.fixed_dictionaries(
+    {
+        "lengths": st.lists(st.integers(1, 24), min_size=2, max_size=4),
+        "shared": st.integers(0, 12),  # tokens that all prompts start with: prefix hits
+        "slots": st.sampled_from([48, 64, 400]),
+        "rows": st.sampled_from([4, 9, 64]),
+        "k": st.integers(1, 8),
+        "tree": st.sampled_from(["chain", [3, 2, 1], "optimal", "confidence"]),
+        "greedy": st.booleans(),
+        "prefix": st.booleans(),
+        "n": st.integers(1, 2),  # samples that share even the prompt's last slot
+        "pauses": st.lists(st.booleans(), max_size=60),
+        "meddles": st.lists(st.integers(0, 3), max_size=60),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+@pytest.mark.parametrize("kind", list(ROWS))
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(plan=scenarios)
+def test_next_logits_equal_a_fresh_drafters(
+    models: Models, heads: Heads, kind: str, plan: dict[str, Any]
+) -> None:
+    llm = make_comparing(
+        kind,
+        models.target,
+        heads[kind],
+        plan["k"],
+        draft={"tree": plan["tree"]},
+        kv_cache_tokens=plan["slots"],
+        max_num_batched_tokens=plan["rows"],
+        enable_prefix_caching=plan["prefix"],
+    )
+    drafter_of(llm).pauses = list(plan["pauses"])
+    drafter_of(llm).meddles = list(plan["meddles"])
+    options = {
+        "max_tokens": 7,
+        "ignore_eos": True,
+        "temperature": 0.0 if plan["greedy"] else 1.0,
+        "logit_bias": FEW,
+        "n": plan["n"],
+    }
+    start = random_prompt(plan["seed"], 1 + plan["shared"])
+    asked = [
+        (start + random_prompt(i, length), SamplingParams(seed=i, **options))
+        for i, length in enumerate(plan["lengths"])
+    ]
+    run(llm, asked)
+    run(llm, asked[::-1])  # from the cache
+    assert drafter_of(llm).rows > 0
+    assert drafter_of(llm).worst < 1e-4
+
+
+@pytest.mark.parametrize("again", [0, 10**6])  # nodes above are computed again: always, or never
+@pytest.mark.parametrize("tree", ["chain", [2, 2, 1], "confidence"])
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_through_chains_trees_rejections_preemptions_hits_and_pauses(
+    models: Models,
+    heads: Heads,
+    variant: str,
+    tree: Any,
+    again: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(level_module, "ROW_IN_TOKENS", again)
+    kind = VARIANTS[variant][0]
+    options = {"kv_cache_tokens": 60, "max_num_batched_tokens": 16}
+    llm = make_comparing(kind, models.target, heads[variant], 6, draft={"tree": tree}, **options)
+    drafter_of(llm).pauses = [i % 5 == 0 for i in range(60)]
+    drafter_of(llm).meddles = [(0, 2, 0, 1, 0, 3)[i % 6] for i in range(60)]
+    asked = [
+        (
+            [*random_prompt(1, 12), 5 + i],
+            SamplingParams(seed=i, max_tokens=20, ignore_eos=True, logit_bias=FEW),
+        )
+        for i in range(4)
+    ]
+    results = run(llm, asked)
+    assert accept_rate(results) > 0.05
+    assert llm.engine.scheduler.preemptions > 0
+    assert any(result.num_cached_tokens for result in results)
+    assert drafter_of(llm).paused > 0
+    assert drafter_of(llm).worst < 1e-4
+    if tree == "chain" and again:
+        same_results(llm, asked, results, run(make_llm(models.target), asked))
