@@ -43,7 +43,40 @@ def eagle3_row(target: str, folder: str, tokens: list[int], path: list[int]) -> 
     return plain.over_target(logits, t.get("d2t"), VOCAB)
 
 
-ROWS = {"eagle3": eagle3_row}
+def eagle_row(target: str, folder: str, tokens: list[int], path: list[int]) -> Tensor:
+    t, config = checkpoint(folder)
+    states = states_of(target, tokens[:-1], ["final"])
+    own = borrowed(target)
+    return plain.eagle(
+        {"embed_tokens.weight": own["embed_tokens.weight"]} | t,
+        config, own["lm_head.weight"], states, tokens, path,
+    )  # fmt: skip
+
+
+def medusa_row(target: str, folder: str, tokens: list[int], path: list[int]) -> Tensor:
+    t, _ = checkpoint(folder)
+    states = states_of(target, tokens[:-1], ["final"])
+    output = t.get("lm_head.weight", borrowed(target)["lm_head.weight"])
+    return plain.over_target(plain.medusa(t, output, states, path), t.get("d2t"), VOCAB)
+
+
+def dspark_row(target: str, folder: str, tokens: list[int], path: list[int]) -> Tensor:
+    t, config = checkpoint(folder)
+    states = states_of(target, tokens[:-1], config["aux_hidden_state_layer_ids"])
+    logits = plain.dspark(t, config, borrowed(target), states, tokens, path)
+    return plain.over_target(logits, t.get("d2t"), VOCAB)
+
+
+def borrowed(target: str) -> plain.Tensors:
+    model = reference(target)
+    return {
+        "embed_tokens.weight": model.get_input_embeddings().weight.detach(),
+        "lm_head.weight": model.get_output_embeddings().weight.detach(),
+    }
+
+
+# kind of head -> what its logits after a text and a drafted path should be
+ROWS = {"eagle3": eagle3_row, "eagle": eagle_row, "medusa": medusa_row, "dspark": dspark_row}
 
 
 def make_comparing(kind: str, target: str, folder: str, length: int, **options: Any) -> LLM:

@@ -121,3 +121,62 @@ def eagle3(
     if not config["norm_output"]:
         state = rms(state, t["norm.weight"], epsilon)
     return state @ t["lm_head.weight"].T
+
+
+def eagle(
+    t: Tensors, config: dict[str, Any], output: Tensor, states: Tensor, tokens: list[int],
+    path: list[int],
+) -> Tensor:  # fmt: skip
+    """Logits [vocabulary] after text and path; output [vocabulary, hidden size] is the target's,
+    and so are the states [text - 1, hidden size]."""
+
+    def step(features: Tensor, rows: Tensor) -> Tensor:
+        only = layer(t, 0, config)
+        both = torch.cat([embedding(rows, t["embed_tokens.weight"]), features], -1)
+        x = both @ t["fc.weight"].T + t.get("fc.bias", torch.zeros(1))
+        return only.mlp(x + only.attend(x, torch.arange(len(rows))))
+
+    return continued(step, states, tokens, path) @ output.T
+
+
+def medusa(t: Tensors, output: Tensor, states: Tensor, path: list[int]) -> Tensor:
+    """Logits [vocabulary] after text and path; states [text - 1, hidden size]."""
+    s, head = states[-1], len(path)
+    number = 0
+    while f"{head}.{number}.linear.weight" in t:
+        w, b = t[f"{head}.{number}.linear.weight"], t.get(f"{head}.{number}.linear.bias", 0)
+        s = s + silu(w @ s + b)
+        number += 1
+    return t.get(f"{head}.{number}.weight", output) @ s
+
+
+def dspark(
+    t: Tensors, config: dict[str, Any], target: Tensors, states: Tensor, tokens: list[int],
+    path: list[int],
+) -> Tensor:  # fmt: skip
+    """Logits [draft vocabulary] after text and path; `target` has what the head borrows."""
+    t = target | t
+    c, block = config["transformer_layer_config"], config["block_size"]
+    context = rms(states @ t["fc.weight"].T, t["hidden_norm.weight"], c["rms_norm_eps"])
+    n = len(tokens) - 1  # the place of the anchor
+    ids = torch.tensor([tokens[-1]] + [config["mask_token_id"]] * (block - 1))
+    x = embedding(ids, t["embed_tokens.weight"])
+    positions = torch.arange(n + block)
+    for index in range(c["num_hidden_layers"]):
+        one = layer(t, index, c)
+        y = one.norm("input_layernorm", x)
+        both = torch.cat([context, y])  # the text's states are not normed again
+        keys, values = (one.heads(both, which, positions) for which in "kv")
+        queries = one.heads(y, "q", positions[n:])
+        x = one.mlp(x + one.mix(queries, keys, values, torch.ones(block, n + block).bool()))
+    hidden = rms(x, t["norm.weight"], c["rms_norm_eps"])
+    place = len(path) + (not config["sample_from_anchor"])
+    logits = t["lm_head.weight"] @ hidden[place]
+    if config["markov_rank"]:
+        known = t["markov_head.markov_w1.weight"][[*tokens, *path][-1]]
+        if config["markov_head_type"] == "gated":
+            both = torch.cat([hidden[place], known])
+            gate = t["markov_head.gate_proj.weight"] @ both + t["markov_head.gate_proj.bias"]
+            known = gate.sigmoid() * known
+        logits = logits + t["markov_head.markov_w2.weight"] @ known
+    return logits

@@ -14,6 +14,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3 normed": ("eagle3", {"norm_before_residual": True, "norm_before_fc": True}),
     "eagle3.1": ("eagle3", {"fc_norm": True, "norm_output": True, "taps": (0, 1)}),
     "eagle3 deep": ("eagle3", {"num_hidden_layers": 2, "layers": QWEN3, "draft_vocabulary": 320}),
+    "eagle": ("eagle", {}),
+    "eagle without bias": ("eagle", {"bias": False, "own_embedding": 320}),
+    "medusa": ("medusa", {}),
+    "medusa shared": ("medusa", {"own_outputs": False, "layers": 2, "heads": 4}),
+    "medusa reduced": (
+        "medusa",
+        {"own_outputs": False, "shared_output": True, "bias": False, "draft_vocabulary": 240},
+    ),
+    "dspark": ("dspark", {}),
+    "dspark gated": ("dspark", {"gated": True, "confidence": False, "own_embedding": True}),
+    "dflash": (
+        "dspark",
+        {
+            "from_anchor": False,
+            "markov_rank": 0,
+            "confidence": False,
+            "own_output": False,
+            "draft_vocabulary": 320,
+            "layers": {"head_dim": 16, "num_key_value_heads": 1},
+        },
+    ),
 }
 
 

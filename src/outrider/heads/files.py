@@ -171,6 +171,7 @@ def filled(
         for key, tensor in tensors.items()
     }
     head.load_state_dict(moved, assign=True)
-    head.rotary = Rotary(head.config).to(device)  # computed, not loaded
-    fix_rotary(head, context_length)
+    if head.config is not None:
+        head.rotary = Rotary(head.config).to(device)  # computed, not loaded
+        fix_rotary(head, context_length)
     return head.eval().requires_grad_(False)

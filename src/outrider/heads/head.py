@@ -36,10 +36,11 @@ class Head(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.config = config  # of its layers, with Llama's names
+        self.config = config  # of its layers, with Llama's names; None: it has none
         self.embed_tokens = self.lm_head = None
         self.register_buffer("d2t", None)
-        self.rotary = Rotary(config)
+        if config is not None:
+            self.rotary = Rotary(config)
 
     def borrow(self, target: Target) -> None:
         """Take from the target what is not the head's own; the weights are shared, not copied."""

@@ -12,8 +12,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
+from outrider.heads.dspark import DSpark, DSparkOptions
+from outrider.heads.eagle import Eagle
 from outrider.heads.eagle3 import Eagle3, Eagle3Options
 from outrider.heads.head import Head
+from outrider.heads.medusa import Medusa, MedusaOptions
 from outrider.model.gguf_file import read_gguf_config
 from outrider.model.source import locate
 
@@ -88,14 +91,13 @@ def _eagle3(target: Any, given: dict[str, Any]) -> Checkpoint:
             **given,
         }
     )
-    family = layers.pop("model_type")
-    head = Eagle3(AutoConfig.for_model(family, **layers), options)
-    if options.reduced:
+    head = Eagle3(AutoConfig.for_model(**layers), options)
+    if head.d2t is not None:
         head.register_buffer("d2t", d2t)
     flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     config = {
         "speculators_model_type": "eagle3",
-        "transformer_layer_config": {"model_type": family, **layers},
+        "transformer_layer_config": layers,
         "draft_vocab_size": options.draft_vocabulary,
         "eagle_aux_hidden_state_layer_ids": list(options.taps),
         **{flag: getattr(options, flag) for flag in flags},
@@ -103,4 +105,71 @@ def _eagle3(target: Any, given: dict[str, Any]) -> Checkpoint:
     return head, config
 
 
-MAKERS: dict[str, Callable[[Any, dict[str, Any]], Checkpoint]] = {"eagle3": _eagle3}
+def _eagle(target: Any, given: dict[str, Any]) -> Checkpoint:
+    layers = _layers(target, 1)
+    head = Eagle(
+        AutoConfig.for_model(**layers), given.get("bias", True), given.get("own_embedding")
+    )
+    return head, {"architectures": ["LlamaForCausalLM"], **layers}
+
+
+def _medusa(target: Any, given: dict[str, Any]) -> Checkpoint:
+    options = MedusaOptions(
+        **{
+            "hidden": target.hidden_size,
+            "heads": 3,
+            "layers": 1,
+            "draft_vocabulary": target.vocab_size,
+            "target_vocabulary": target.vocab_size,
+            **given,
+        }
+    )
+    head = Medusa(options)
+    if head.d2t is not None:
+        head.register_buffer("d2t", some_tokens(target.vocab_size))
+    return head, {"medusa_num_heads": options.heads, "medusa_num_layers": options.layers}
+
+
+def _dspark(target: Any, given: dict[str, Any]) -> Checkpoint:
+    layers = _layers(target, 2) | {"model_type": "qwen3"} | given.pop("layers", {})
+    d2t = some_tokens(target.vocab_size)
+    options = DSparkOptions(
+        **{
+            "taps": spread_taps(target.num_hidden_layers),
+            "target_hidden": target.hidden_size,
+            "draft_vocabulary": len(d2t),
+            "target_vocabulary": target.vocab_size,
+            "block": 5,
+            "mask_token": target.vocab_size - 1,
+            "from_anchor": True,
+            "markov_rank": 8,
+            "confidence": True,
+            "own_output": True,
+            **given,
+        }
+    )
+    head = DSpark(AutoConfig.for_model(**layers), options)
+    if head.d2t is not None:
+        head.register_buffer("d2t", d2t)
+    config = {
+        "speculators_model_type": "dspark" if options.markov_rank else "dflash",
+        "transformer_layer_config": layers,
+        "draft_vocab_size": options.draft_vocabulary,
+        "block_size": options.block,
+        "mask_token_id": options.mask_token,
+        "aux_hidden_state_layer_ids": list(options.taps),
+        "sample_from_anchor": options.from_anchor,
+        "markov_rank": options.markov_rank,
+        "markov_head_type": "gated" if options.gated else "vanilla",
+        "enable_confidence_head": options.confidence,
+        "confidence_head_with_markov": options.confidence_with_markov,
+    }
+    return head, config
+
+
+MAKERS: dict[str, Callable[[Any, dict[str, Any]], Checkpoint]] = {
+    "eagle3": _eagle3,
+    "eagle": _eagle,
+    "medusa": _medusa,
+    "dspark": _dspark,
+}

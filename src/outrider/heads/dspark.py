@@ -1,0 +1,135 @@
+"""DFlash and DSpark: a whole block of tokens in one pass over the target's states.
+
+The layers' keys and values of the text come from the target's states directly, so what a drafter
+keeps of the text is a function of single states. DSpark adds a Markov head, which lets a token
+depend on the one before it, and a confidence head.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.heads.block import Attend, DecoderLayer, norm_of
+from outrider.heads.head import Head
+
+
+@dataclass(frozen=True)
+class DSparkOptions:
+    taps: tuple[int, ...]  # layers of the target whose inputs are read
+    target_hidden: int
+    draft_vocabulary: int
+    target_vocabulary: int
+    block: int  # places of a block: the last token of the text, then masks
+    mask_token: int
+    from_anchor: bool  # the first place guesses, too: place k the token after it, not its own
+    markov_rank: int = 0  # 0: no Markov head
+    gated: bool = False  # the Markov head weighs by the place's state
+    confidence: bool = False
+    confidence_with_markov: bool = True
+    own_embedding: bool = False
+    own_output: bool = False
+
+    @property
+    def guesses(self) -> int:
+        return self.block if self.from_anchor else self.block - 1
+
+
+class MarkovHead(nn.Module):
+    def __init__(self, options: DSparkOptions, hidden: int) -> None:
+        super().__init__()
+        rank = options.markov_rank
+        self.markov_w1 = nn.Embedding(options.target_vocabulary, rank)
+        self.markov_w2 = nn.Linear(rank, options.draft_vocabulary, bias=False)
+        if options.gated:
+            self.gate_proj = nn.Linear(hidden + rank, rank)
+        self.gated = options.gated
+
+    def forward(self, states: Tensor, before: Tensor) -> Tensor:
+        """What the token before [...] adds to the logits: [..., draft vocabulary]."""
+        known: Tensor = self.markov_w1(before)
+        if self.gated:
+            known = self.gate_proj(torch.cat([states, known], -1)).sigmoid() * known
+        added: Tensor = self.markov_w2(known)
+        return added
+
+
+class ConfidenceHead(nn.Module):
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(inputs, 1)
+
+
+class DSpark(Head):
+    def __init__(self, config: Any, options: DSparkOptions) -> None:
+        super().__init__(config)
+        self.options = options
+        self.taps = options.taps
+        width = config.hidden_size
+        self.fc = nn.Linear(len(options.taps) * options.target_hidden, width, bias=False)
+        self.hidden_norm = norm_of(config)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, i, config.model_type == "qwen3")
+            for i in range(config.num_hidden_layers)
+        )
+        self.norm = norm_of(config)
+        if options.own_embedding:
+            self.embed_tokens = nn.Embedding(options.target_vocabulary, width)
+        if options.own_output:
+            self.lm_head = nn.Linear(width, options.draft_vocabulary, bias=False)
+        if options.draft_vocabulary != options.target_vocabulary:
+            offsets = torch.zeros(options.draft_vocabulary, dtype=torch.int64)
+            self.register_buffer("d2t", offsets)
+        if options.markov_rank:
+            self.markov_head = MarkovHead(options, width)
+        if options.confidence:
+            extra = options.markov_rank if options.confidence_with_markov else 0
+            self.confidence_head = ConfidenceHead(width + extra)
+
+    def project(self, states: Tensor) -> Tensor:
+        projected: Tensor = self.hidden_norm(self.fc(states))
+        return projected
+
+    def context(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Of every layer the keys and values [..., rows, kv heads, size] of text whose projected
+        states are `features` [..., rows, hidden size], at `positions` [..., rows]."""
+        rotation = self.rotary(features, positions)
+        return [
+            layer.self_attn.keys_and_values(features, rotation)  # type: ignore[union-attr, operator]
+            for layer in self.layers
+        ]
+
+    def forward(self, anchors: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """States [..., block, hidden size] below the last tokens `anchors` [...] of texts, which
+        stand at `positions` [...]. `attend` shows every place the text before the anchor and the
+        whole block."""
+        block = self.options.block
+        places = torch.arange(block, device=anchors.device)
+        tokens = torch.where(places == 0, anchors[..., None], self.options.mask_token)
+        x = self.embed(tokens)  # [..., block, hidden size]
+        rotation = self.rotary(x, positions[..., None] + places)
+        for layer in self.layers:
+            x = layer(x, rotation, attend)
+        states: Tensor = self.norm(x)
+        return states
+
+    def place_of(self, depth: int) -> int:
+        """Which place of the block guesses the token `depth` places after the anchor."""
+        return depth - 1 if self.options.from_anchor else depth
+
+    def logits(self, states: Tensor, before: Tensor) -> Tensor:
+        """[..., draft vocabulary] for places with `states` [..., hidden size], each after the token
+        `before` [...]."""
+        assert self.lm_head is not None
+        logits: Tensor = self.lm_head(states)
+        if self.options.markov_rank:
+            logits = logits + self.markov_head(states, before)
+        return logits
+
+    def confidence(self, states: Tensor, before: Tensor) -> Tensor:
+        """[...]: the chance that the target agrees with the guess of each place."""
+        if self.options.confidence_with_markov:
+            states = torch.cat([states, self.markov_head.markov_w1(before)], -1)
+        scores: Tensor = self.confidence_head.proj(states)
+        return scores.squeeze(-1).sigmoid()
