@@ -15,6 +15,7 @@ from outrider.heads.formats import WORDS, kind_of
 from outrider.heads.head import Head, Target
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel, choose_dtype
+from outrider.model.zoo import ZOO
 from outrider.sampling.counts import Counts
 
 Reader = Callable[[Files, Target, torch.dtype, torch.device, int], Head]
@@ -85,8 +86,11 @@ def _named(config: DraftConfig) -> str:
 
 
 def trained_drafter(config: DraftConfig) -> type[Drafter] | None:
-    """The drafter for the files that `model` names, where no method was given; None for models."""
+    """The drafter for the files that `model` names; None where they hold an ordinary model."""
     from outrider.drafters.registry import drafter_class
 
-    kind = kind_of(Files.of(_named(config), config.options.get("revision")))
+    name = config.options.get("model")
+    if not isinstance(name, str) or name in ZOO:
+        return None
+    kind = kind_of(Files.of(name, config.options.get("revision")))
     return None if kind is None else drafter_class(kind)

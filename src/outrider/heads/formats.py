@@ -1,6 +1,7 @@
 """Which kind of trained drafter some files hold: told by the files, not by a flag."""
 
 import re
+from math import prod
 from typing import Any
 
 from outrider.heads.files import Files
@@ -9,6 +10,7 @@ from outrider.heads.files import Files
 DECLARED = {"eagle3": "eagle3", "dflash": "dspark", "dspark": "dspark", "mtp": "mtp"}
 MEDUSA = re.compile(r"(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
 MTP = re.compile(r"(model\.)?(mtp\.fc|mtp_layers\.\d+\.\w+|layers\.\d+\.eh_proj)\.weight")
+LAYER = re.compile(r"(midlayer|layers\.\d+)\.")
 KINDS = ("medusa", "eagle", "eagle3", "dspark", "mtp")
 WORDS = {
     "medusa": "Medusa heads",
@@ -62,3 +64,23 @@ def plain_names(names: Any, dropped: tuple[str, ...] = ()) -> dict[str, str]:
         for old, new in renamed.items()
         if new not in useless and not new.endswith("rotary_emb.inv_freq")
     }
+
+
+def described(files: Files) -> str:
+    """What a trained drafter is, in a line."""
+    kind = kind_of(files)
+    assert kind is not None
+    given = "speculators format" if "speculators_model_type" in files.config else "original format"
+    count = sum(prod(shape) for shape in files.shapes.values())
+    parts = [f"{WORDS[kind]}, {given}, {count / 1e6:.1f} million numbers"]
+    layers = {m[0] for name in files.shapes if (m := LAYER.search(name))}
+    if layers:
+        parts.append(f"{len(layers)} layer{'s' * (len(layers) > 1)}")
+    output = files.shapes.get("lm_head.weight")
+    if output is not None:
+        parts.append(f"writes {output[0]} tokens")
+    verifier = (files.config.get("speculators_config") or {}).get("verifier") or {}
+    base = verifier.get("name_or_path") or files.config.get("base_model_name_or_path")
+    if base:
+        parts.append(f"made for {base}")
+    return "; ".join(parts)

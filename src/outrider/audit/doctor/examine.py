@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider.audit.doctor.machine import FastPath, cache_state, fast_paths, machine
 from outrider.audit.doctor.measure import Measurement, measure
-from outrider.audit.doctor.pair import Finding, chat_template, compare, inspect
+from outrider.audit.doctor.pair import Finding, chat_template, compare, inspect, inspect_heads
 from outrider.core.errors import OutriderError
 from outrider.drafters.registry import drafter_names
 from outrider.model.loading import choose_device, choose_dtype
@@ -43,7 +43,8 @@ def examine(
     device: str = "auto",
     dtype: str = "auto",
 ) -> Examination:
-    """Without `model`, only the machine; `drafter` is a drafter's name or a draft model."""
+    """Without `model`, only the machine; `drafter` is a drafter's name, a draft model or heads
+    that were trained for the model."""
     choose_dtype(dtype, choose_device(device))  # a wrong option is no finding about the pair
     progress("looking at the machine", 0.0)
     found = Examination(machine(), fast_paths(), cache_state())
@@ -56,11 +57,15 @@ def examine(
         found.findings.append(chat_template(target))
     config: str | dict[str, Any] = drafter or "ngram"
     if drafter is not None and drafter not in drafter_names():
-        draft, findings = inspect("drafter", drafter)
-        found.findings += findings
-        if target is not None and draft is not None:
-            found.findings += compare(target, draft)
-        config = {"method": "draft_model", "model": drafter}
+        config = {"method": "draft_model", "model": drafter}  # or whatever its files hold
+        trained = inspect_heads(drafter)
+        if trained is not None:
+            found.findings.append(trained)
+        else:
+            draft, findings = inspect("drafter", drafter)
+            found.findings += findings
+            if target is not None and draft is not None:
+                found.findings += compare(target, draft)
     if found.healthy:
         try:
             found.measurement = measure(
