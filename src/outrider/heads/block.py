@@ -31,7 +31,8 @@ class Rotary(nn.Module):
     def forward(self, like: Tensor, positions: Tensor) -> Rotation:
         """positions [..., rows]; `like` gives device and dtype."""
         cos, sin = self._rotary(like, positions.reshape(1, -1))
-        return cos.view(*positions.shape, -1), sin.view(*positions.shape, -1)
+        shape = (*positions.shape, cos.shape[-1])
+        return cos.view(shape), sin.view(shape)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
