@@ -1,6 +1,7 @@
 """Trained drafters whose every draft row is held against the plain reference."""
 
 import json
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from torch import Tensor
 from outrider.core.request import Request
 from outrider.drafters.registry import drafter_class
 from outrider.engine.llm import LLM
+
+Row = Callable[..., Tensor]  # target, folder, tokens, path -> [vocabulary]
 
 
 @cache
@@ -67,6 +70,13 @@ def dspark_row(target: str, folder: str, tokens: list[int], path: list[int]) -> 
     return plain.over_target(logits, t.get("d2t"), VOCAB)
 
 
+def mtp_row(target: str, folder: str, tokens: list[int], path: list[int], **style: bool) -> Tensor:
+    t, config = checkpoint(folder)
+    layers = config["transformer_layer_config"] | {"rope_theta": 10000.0}
+    states = states_of(target, tokens[:-1], ["final"])
+    return plain.mtp(t, layers, borrowed(target), states, tokens, path, **style)
+
+
 def borrowed(target: str) -> plain.Tensors:
     model = reference(target)
     return {
@@ -76,17 +86,27 @@ def borrowed(target: str) -> plain.Tensors:
 
 
 # kind of head -> what its logits after a text and a drafted path should be
-ROWS = {"eagle3": eagle3_row, "eagle": eagle_row, "medusa": medusa_row, "dspark": dspark_row}
+ROWS: dict[str, Row] = {
+    "eagle3": eagle3_row,
+    "eagle": eagle_row,
+    "medusa": medusa_row,
+    "dspark": dspark_row,
+    "mtp": mtp_row,
+}
 
 
-def make_comparing(kind: str, target: str, folder: str, length: int, **options: Any) -> LLM:
-    """An engine with such a drafter; `draft` among the options are further ones of the drafter."""
+def make_comparing(
+    kind: str, target: str, folder: str | None, length: int, row: Row | None = None, **options: Any
+) -> LLM:
+    """An engine with such a drafter; `draft` among the options are further ones of the drafter.
+    Without a folder, the drafter is the target's own and held against `row`."""
+    expected = row or ROWS[kind]
 
     class Compared(Comparing, drafter_class(kind)):  # type: ignore[misc]
         name = "comparing"
 
         def fresh(self, request: Request, path: list[int]) -> Tensor:
-            return ROWS[kind](target, folder, list(request.tokens), path)
+            return expected(target, folder or "", list(request.tokens), path)
 
     draft = {"method": "comparing", "model": folder, "num_speculative_tokens": length}
     draft |= options.pop("draft", {})

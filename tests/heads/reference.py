@@ -180,3 +180,23 @@ def dspark(
             known = gate.sigmoid() * known
         logits = logits + t["markov_head.markov_w2.weight"] @ known
     return logits
+
+
+def mtp(
+    t: Tensors, config: dict[str, Any], target: Tensors, states: Tensor, tokens: list[int],
+    path: list[int], embedding_first: bool = True, blind_start: bool = False,
+) -> Tensor:  # fmt: skip
+    """Logits [vocabulary] after text and path; states [text - 1, hidden size]."""
+    block = Layer({k.removeprefix("mtp_layers.0."): v for k, v in t.items()}, config)
+
+    def step(features: Tensor, rows: Tensor) -> Tensor:
+        e = embedding(rows, target["embed_tokens.weight"]).clone()
+        if blind_start:
+            e[0] = 0
+        both = [block.norm("token_layernorm", e), block.norm("hidden_layernorm", features)]
+        x = torch.cat(both if embedding_first else both[::-1], -1) @ block.t["input_proj.weight"].T
+        y = block.norm("input_layernorm", x)
+        x = block.mlp(x + block.attend(y, torch.arange(len(rows))))
+        return block.norm("final_layernorm", x)
+
+    return target["lm_head.weight"] @ continued(step, states, tokens, path)

@@ -1,15 +1,19 @@
 """A trained drafter's logits are those of a fresh one, whatever happened on the way."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from tests.drafters.compared import drafter_of
 from tests.engine.helpers import Models, accept_rate, make_llm, random_prompt, run, same_results
-from tests.heads.compared import ROWS, make_comparing
+from tests.heads.compared import ROWS, make_comparing, mtp_row
 from tests.heads.untrained import VARIANTS, Heads
 
+from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.drafters import level as level_module
 
@@ -113,3 +117,57 @@ def test_through_chains_trees_rejections_preemptions_hits_and_pauses(
     assert drafter_of(llm).worst < 1e-4
     if tree == "chain":
         same_results(llm, asked, results, run(make_llm(models.target), asked))
+
+
+# How checkpoints name what `speculators` calls by the names of our untrained head.
+STYLES: dict[str, tuple[str, dict[str, str], dict[str, bool]]] = {
+    "DeepSeek": (
+        "model.layers.2.",
+        {
+            "input_proj": "eh_proj",
+            "token_layernorm": "enorm",
+            "hidden_layernorm": "hnorm",
+            "final_layernorm": "shared_head.norm",
+        },
+        {"blind_start": True},
+    ),
+    "Qwen": (
+        "mtp.layers.0.",
+        {
+            "input_proj": "..fc",
+            "token_layernorm": "..pre_fc_norm_embedding",
+            "hidden_layernorm": "..pre_fc_norm_hidden",
+            "final_layernorm": "..norm",
+        },
+        {},
+    ),
+    "MiMo": ("model.mtp_layers.0.", {}, {"embedding_first": False, "blind_start": True}),
+}
+
+
+@pytest.mark.parametrize("style", list(STYLES))
+def test_mtp_heads_of_the_targets_own_checkpoint(
+    models: Models, heads: Heads, tmp_path: Path, style: str
+) -> None:
+    prefix, names, flags = STYLES[style]
+    folder = Path(shutil.copytree(models.target, tmp_path / "with"))
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in load_file(Path(heads["mtp"]) / "model.safetensors").items():
+        part, _, last = name.removeprefix("mtp_layers.0.").rpartition(".")
+        full = f"{prefix}{names.get(part, part)}.{last}".replace("layers.0...", "")
+        tensors[full] = tensor
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def row(_: str, __: str, tokens: list[int], path: list[int]) -> Any:
+        return mtp_row(models.target, heads["mtp"], tokens, path, **flags)
+
+    options = {"model": None, "tree": [2, 1, 1]}
+    llm = make_comparing("mtp", str(folder), None, 4, row, draft=options)
+    few = SamplingParams(seed=1, max_tokens=12, ignore_eos=True, logit_bias=FEW)
+    assert accept_rate(run(llm, [(random_prompt(1, 12), few)])) > 0.05
+    assert drafter_of(llm).worst < 1e-4
+
+
+def test_a_target_without_mtp_heads_says_so(models: Models) -> None:
+    with pytest.raises(ConfigError, match="carries no MTP head"):
+        make_llm(models.target, "mtp")

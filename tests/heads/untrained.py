@@ -24,6 +24,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dspark": ("dspark", {}),
     "dspark gated": ("dspark", {"gated": True, "confidence": False, "own_embedding": True}),
+    "mtp": ("mtp", {}),
     "dflash": (
         "dspark",
         {

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from outrider.drafters.feature_drafter import FeatureDrafter
+from outrider.drafters.feature_drafter import RecurrentDrafter
 from outrider.heads.read_eagle import read_eagle
 from outrider.heads.untrained import untrained
 
 
-class EagleDrafter(FeatureDrafter):
+class EagleDrafter(RecurrentDrafter):
     name = kind = "eagle"
     read = staticmethod(read_eagle)
 

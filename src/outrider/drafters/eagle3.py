@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from outrider.drafters.feature_drafter import FeatureDrafter
+from outrider.drafters.feature_drafter import RecurrentDrafter
 from outrider.heads.read_eagle3 import read_eagle3
 from outrider.heads.untrained import untrained
 
 
-class Eagle3Drafter(FeatureDrafter):
+class Eagle3Drafter(RecurrentDrafter):
     name = kind = "eagle3"
     read = staticmethod(read_eagle3)
 

@@ -39,19 +39,15 @@ class FeatureDrafter(TrainedDrafter):
     the draft only: once their tokens are accepted, they are made again from true features.
     """
 
-    head: RecurrentHead
     longest = 4
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)
-        self._layers = len(self.head.layers)
-        self.bytes_per_slot = bytes_per_slot(self.head.config, self._layers, self.dtype)
         # Per request: the head's states after the text (ROOT) and after nodes of its draft.
         self._states: dict[Request, dict[int, Tensor]] = {}
 
     def bind(self, kv: KVCache) -> None:
         self.entries = Entries(kv)
-        self.memory = SlotMemory(self.head.config, self._layers, kv.total, self.dtype, self.device)
 
     def release(self, request: Request) -> None:
         super().release(request)
@@ -115,10 +111,36 @@ class FeatureDrafter(TrainedDrafter):
         tokens = [token for segment in segments for token in segment.tokens]
         positions = [position for segment in segments for position in segment.positions]
         numbers = torch.tensor([tokens, positions], device=self.device)  # [2, rows]
-        return self.head(features, numbers[0], numbers[1], self.memory.attend(segments))
+        return self._run(segments, features, numbers[0], numbers[1])
+
+    def _run(
+        self, segments: list[Segment], features: Tensor, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """The same; tokens and positions [rows]."""
+        raise NotImplementedError
 
     def _logits(self, states: Tensor) -> Tensor:
         return self._over_targets_tokens(self.head.logits(states))
+
+
+class RecurrentDrafter(FeatureDrafter):
+    """With layers of the head's own."""
+
+    head: RecurrentHead
+
+    def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
+        super().__init__(config, target)
+        self._layers = len(self.head.layers)
+        self.bytes_per_slot = bytes_per_slot(self.head.config, self._layers, self.dtype)
+
+    def bind(self, kv: KVCache) -> None:
+        super().bind(kv)
+        self.memory = SlotMemory(self.head.config, self._layers, kv.total, self.dtype, self.device)
+
+    def _run(
+        self, segments: list[Segment], features: Tensor, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        return self.head(features, tokens, positions, self.memory.attend(segments))
 
 
 def _text_rows(request: Request, start: int, end: int) -> Rows:

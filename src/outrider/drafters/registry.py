@@ -18,6 +18,7 @@ BUILT_IN = {
     "early_exit": "outrider.drafters.early_exit:EarlyExitDrafter",
     "lookahead": "outrider.drafters.lookahead:LookaheadDrafter",
     "medusa": "outrider.drafters.medusa:MedusaDrafter",
+    "mtp": "outrider.drafters.mtp:MtpDrafter",
     "none": "outrider.drafters.none:NoDrafter",
     "ngram": "outrider.drafters.ngram:NgramDrafter",
     "suffix": "outrider.drafters.suffix:SuffixDrafter",

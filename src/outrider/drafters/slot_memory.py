@@ -30,9 +30,7 @@ class SlotMemory:
 
     def attend(self, segments: list[Segment]) -> Attend:
         """For a pass over the rows of `segments`: writes their KV, then attends."""
-        slots = np.concatenate([np.array(s.slots, dtype=np.int64) for s in segments])
-        groups = [group.to(self.device) for group in group_segments(segments)]
-        step = Pass(torch.from_numpy(slots).to(self.device), groups)
+        step = pass_over(segments, self.device)
 
         def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             memory = self.layers[layer]
@@ -41,6 +39,12 @@ class SlotMemory:
             return step.attend(query, memory, query.shape[-1] ** -0.5, (None, None, None))
 
         return attend
+
+
+def pass_over(segments: list[Segment], device: torch.device) -> Pass:
+    slots = np.concatenate([np.array(s.slots, dtype=np.int64) for s in segments])
+    groups = [group.to(device) for group in group_segments(segments)]
+    return Pass(torch.from_numpy(slots).to(device), groups)
 
 
 def bytes_per_slot(config: Any, layers: int, dtype: torch.dtype) -> int:

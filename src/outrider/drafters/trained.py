@@ -14,6 +14,7 @@ from outrider.heads.files import Files
 from outrider.heads.formats import WORDS, kind_of
 from outrider.heads.head import Head, Target
 from outrider.model.kv import KVCache
+from outrider.model.layout import lay_out_for_few_rows
 from outrider.model.loading import LoadedModel, choose_dtype
 from outrider.model.zoo import ZOO
 from outrider.sampling.counts import Counts
@@ -37,7 +38,24 @@ class TrainedDrafter(GrowingDrafter):
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)
-        files = Files.of(_named(config), config.options.get("revision"))
+        files = self._files(config, target)
+        dtype = choose_dtype(config.options.get("dtype") or target.dtype, target.device)
+        shape = Target.of(target.model)
+        self.head = self.read(files, shape, dtype, target.device, target.context_length)
+        lay_out_for_few_rows(self.head)  # before it shares weights with the target, which are
+        self.head.borrow(shape)
+        self.needs_hidden = self.head.taps
+        self.vocabulary = shape.vocabulary
+        self.dtype, self.device = dtype, target.device
+        self._longest_text = target.context_length
+        self._ids = self.head.ids(shape.vocabulary)  # [draft vocabulary]
+        self.counts = Counts(shape.vocabulary, target.device)
+
+    def _files(self, config: DraftConfig, target: LoadedModel) -> Files:
+        name = config.options.get("model")
+        if not isinstance(name, str):
+            raise ConfigError(f"drafter {config.method!r} needs a 'model': a folder or hub id")
+        files = Files.of(name, config.options.get("revision"))
         kind = kind_of(files)
         if kind != self.kind:
             found = "an ordinary model" if kind is None else WORDS[kind]
@@ -46,16 +64,7 @@ class TrainedDrafter(GrowingDrafter):
                 f"{files.name!r} holds {found}, and method {config.method!r} needs "
                 f"{WORDS[self.kind]}; give method {remedy}"
             )
-        dtype = choose_dtype(config.options.get("dtype") or target.dtype, target.device)
-        shape = Target.of(target.model)
-        self.head = self.read(files, shape, dtype, target.device, target.context_length)
-        self.head.borrow(shape)
-        self.needs_hidden = self.head.taps
-        self.vocabulary = shape.vocabulary
-        self.dtype, self.device = dtype, target.device
-        self._longest_text = target.context_length
-        self._ids = self.head.ids(shape.vocabulary)  # [draft vocabulary]
-        self.counts = Counts(shape.vocabulary, target.device)
+        return files
 
     def project(self, states: Tensor) -> Tensor:
         projected: Tensor = self.head.project(states.to(self.dtype))
@@ -76,13 +85,6 @@ class TrainedDrafter(GrowingDrafter):
             return logits
         full = logits.new_full((len(logits), self.vocabulary), -torch.inf)
         return full.index_copy_(1, self._ids, logits)
-
-
-def _named(config: DraftConfig) -> str:
-    name = config.options.get("model")
-    if not isinstance(name, str):
-        raise ConfigError(f"drafter {config.method!r} needs a 'model': a folder or hub id")
-    return name
 
 
 def trained_drafter(config: DraftConfig) -> type[Drafter] | None:

@@ -1,7 +1,7 @@
 """The files of a trained drafter: what they hold, and a network filled from them or refused."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,13 +75,20 @@ class Files:
             raise self.damaged(error) from error
         return found or {key: list(tensor.shape) for key, tensor in self._pickled.items()}
 
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
+    def take(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Those of these tensors that are there."""
+        wanted = set(names)
+        if not self._safetensors:
+            return {key: tensor for key, tensor in self._pickled.items() if key in wanted}
         found: dict[str, Tensor] = {}
         for file in self._safetensors:
             with safe_open(file, "pt") as opened:
-                found |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-        return found or dict(self._pickled)
+                found |= {key: opened.get_tensor(key) for key in wanted.intersection(opened.keys())}
+        return found
+
+    def renamed(self, names: dict[str, str]) -> dict[str, Tensor]:
+        """Tensors under new names; `names`: the files' -> the new ones."""
+        return {names[old]: tensor for old, tensor in self.take(names).items()}
 
     @property
     def _safetensors(self) -> list[Path]:

@@ -9,7 +9,6 @@ from outrider.heads.files import Files
 # What a configuration may call itself -> our name
 DECLARED = {"eagle3": "eagle3", "dflash": "dspark", "dspark": "dspark", "mtp": "mtp"}
 MEDUSA = re.compile(r"(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
-MTP = re.compile(r"(model\.)?(mtp\.fc|mtp_layers\.\d+\.\w+|layers\.\d+\.eh_proj)\.weight")
 LAYER = re.compile(r"(midlayer|layers\.\d+)\.")
 KINDS = ("medusa", "eagle", "eagle3", "dspark", "mtp")
 WORDS = {
@@ -42,8 +41,6 @@ def kind_of(files: Files) -> str | None:
         return "eagle3"
     if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names:
         return "eagle"
-    if any(MTP.fullmatch(name) for name in names):
-        return "mtp"
     return None
 
 

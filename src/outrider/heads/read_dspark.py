@@ -19,10 +19,10 @@ def read_dspark(
     shapes = {new: files.shapes[old] for old, new in names.items()}
     config = layers_config(files, layers_given(files), shapes)
     options = _options(files, shapes, config, target)
-    tensors = {new: files.tensors[old] for old, new in names.items()}
+    tensors = files.renamed(names)
     if options.draft_vocabulary == options.target_vocabulary:
         tensors.pop("d2t", None)  # the identity
-    check_d2t(files, target.vocabulary, tensors.get("d2t"), files.tensors.get("t2d"))
+    check_d2t(files, target.vocabulary, tensors.get("d2t"), files.take(["t2d"]).get("t2d"))
     return filled(files, lambda: DSpark(config, options), tensors, dtype, device, context_length)
 
 

@@ -25,6 +25,11 @@ def read_eagle(
         check_vocabulary(files, own, target)
     # A configuration that says nothing means a bias; the tensors themselves know.
     bias = "fc.bias" in shapes
-    tensors = {new: files.tensors[old] for old, new in names.items()}
-    make = lambda: Eagle(config, bias, own)  # noqa: E731
-    return filled(files, make, tensors, dtype, device, context_length)
+    return filled(
+        files,
+        lambda: Eagle(config, bias, own),
+        files.renamed(names),
+        dtype,
+        device,
+        context_length,
+    )

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from outrider.heads.eagle3 import Eagle3, Eagle3Options
 from outrider.heads.files import Files, filled, layers_config
@@ -20,10 +19,10 @@ def read_eagle3(
     shapes = {new: files.shapes[old] for old, new in names.items()}
     config = layers_config(files, layers_given(files), shapes)
     options = _options(files, shapes, config, target)
-    tensors: dict[str, Tensor] = {new: files.tensors[old] for old, new in names.items()}
+    tensors = files.renamed(names)
     if not options.reduced:
         tensors.pop("d2t", None)  # the identity
-    check_d2t(files, target.vocabulary, tensors.get("d2t"), files.tensors.get("t2d"))
+    check_d2t(files, target.vocabulary, tensors.get("d2t"), files.take(["t2d"]).get("t2d"))
     return filled(files, lambda: Eagle3(config, options), tensors, dtype, device, context_length)
 
 

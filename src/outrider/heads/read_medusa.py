@@ -16,7 +16,7 @@ LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 def read_medusa(
     files: Files, target: Target, dtype: torch.dtype, device: torch.device, context_length: int
 ) -> Medusa:
-    tensors = _renamed(files.tensors)
+    tensors = _renamed(files.take(files.shapes))
     found = [match for name in tensors if (match := LINEAR.fullmatch(name))]
     heads, layers = (1 + max(int(match[part]) for match in found) for part in (1, 2))
     declared = files.config.get("medusa_num_heads", files.config.get("num_heads", heads))

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.heads.dspark import DSpark, DSparkOptions
 from outrider.heads.eagle import Eagle
 from outrider.heads.eagle3 import Eagle3, Eagle3Options
-from outrider.heads.head import Head
+from outrider.heads.head import Head, Target
 from outrider.heads.medusa import Medusa, MedusaOptions
+from outrider.heads.mtp import Mtp
 from outrider.model.gguf_file import read_gguf_config
 from outrider.model.source import locate
 
@@ -46,6 +47,8 @@ def write_untrained(kind: str, target: Any, folder: Path, seed: int = 0, **optio
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {key: tensor.contiguous() for key, tensor in head.state_dict().items()}
+    if kind == "mtp":
+        tensors = {f"mtp_layers.0.{k.removeprefix('block.')}": t for k, t in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     return folder
@@ -167,9 +170,18 @@ def _dspark(target: Any, given: dict[str, Any]) -> Checkpoint:
     return head, config
 
 
+def _mtp(target: Any, given: dict[str, Any]) -> Checkpoint:
+    with torch.device("meta"):  # the head asks it for the class of its layers, no more
+        model = AutoModelForCausalLM.from_config(target)
+    head = Mtp(Target.of(model), given.get("embedding_first", True), blind_start=False)
+    layers = {key: value for key, value in target.to_dict().items() if key != "architectures"}
+    return head, {"speculators_model_type": "mtp", "transformer_layer_config": layers}
+
+
 MAKERS: dict[str, Callable[[Any, dict[str, Any]], Checkpoint]] = {
     "eagle3": _eagle3,
     "eagle": _eagle,
     "medusa": _medusa,
     "dspark": _dspark,
+    "mtp": _mtp,
 }
