@@ -171,3 +171,20 @@ def test_mtp_heads_of_the_targets_own_checkpoint(
 def test_a_target_without_mtp_heads_says_so(models: Models) -> None:
     with pytest.raises(ConfigError, match="carries no MTP head"):
         make_llm(models.target, "mtp")
+
+
+@pytest.mark.parametrize("dtype", [None, "float32"])
+@pytest.mark.parametrize("kind", list(ROWS))
+def test_another_precision_than_the_targets(
+    models: Models, heads: Heads, kind: str, dtype: str | None
+) -> None:
+    """Low precision throughout, and a drafter that is more precise than its target; in
+    reproducible mode bits do not depend on it."""
+    options = {"dtype": "bfloat16", "reproducible": True}
+    config = {"model": heads[kind], "num_speculative_tokens": 3, "dtype": dtype}
+    params = SamplingParams(seed=1, max_tokens=9, ignore_eos=True, logit_bias=FEW)
+    asked = [(random_prompt(i, 6), params) for i in range(2)]
+    plain = run(make_llm(models.target, **options), asked)
+    results = run(make_llm(models.target, config, **options), asked)
+    assert sum(result.speculation.accepted for result in results) > 0
+    assert [r.outputs[0].token_ids for r in results] == [r.outputs[0].token_ids for r in plain]

@@ -121,8 +121,7 @@ class DSpark(Head):
     def logits(self, states: Tensor, before: Tensor) -> Tensor:
         """[..., draft vocabulary] for places with `states` [..., hidden size], each after the token
         `before` [...]."""
-        assert self.lm_head is not None
-        logits: Tensor = self.lm_head(states)
+        logits = self.output(states)
         if self.options.markov_rank:
             logits = logits + self.markov_head(states, before)
         return logits

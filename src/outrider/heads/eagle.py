@@ -38,6 +38,4 @@ class Eagle(RecurrentHead):
         return x
 
     def logits(self, states: Tensor) -> Tensor:
-        assert self.lm_head is not None
-        logits: Tensor = self.lm_head(states)
-        return logits
+        return self.output(states)

@@ -99,6 +99,4 @@ class Eagle3(RecurrentHead):
         return self.norm(x) if self.options.norm_output else x
 
     def logits(self, states: Tensor) -> Tensor:
-        assert self.lm_head is not None
-        logits: Tensor = self.lm_head(states if self.options.norm_output else self.norm(states))
-        return logits
+        return self.output(states if self.options.norm_output else self.norm(states))

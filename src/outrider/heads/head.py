@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from outrider.heads.block import Attend, Rotary
 from outrider.model.features import Tap
 
+BORROWED = ("embed_tokens", "lm_head")
+
 
 class Target(NamedTuple):
     """What a head must know of the model that it drafts for."""
@@ -56,7 +58,19 @@ class Head(nn.Module):
         """[..., rows] -> [..., rows, hidden size]."""
         assert self.embed_tokens is not None
         embedded: Tensor = self.embed_tokens(tokens)
-        return embedded
+        return embedded.to(self.dtype)
+
+    def output(self, states: Tensor) -> Tensor:
+        """[..., hidden size] -> [..., draft vocabulary]."""
+        assert self.lm_head is not None
+        logits: Tensor = self.lm_head(states.to(self.lm_head.weight.dtype))
+        return logits
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its own parameters; what it borrows may be of another."""
+        own = (p for name, p in self.named_parameters() if not name.startswith(BORROWED))
+        return next(own).dtype
 
     def project(self, states: Tensor) -> Tensor:
         """What is kept of the target's states: [..., rows, taps * hidden] -> [..., rows, width]."""

@@ -56,8 +56,4 @@ class Medusa(Head):
         """Logits [..., draft vocabulary] of head `index`, which guesses the token index + 2 places
         after that of `states` [..., hidden size]."""
         out: Tensor = self.get_submodule(str(index))(states)
-        if self.options.own_outputs:
-            return out
-        assert self.lm_head is not None
-        logits: Tensor = self.lm_head(out)
-        return logits
+        return out if self.options.own_outputs else self.output(out)

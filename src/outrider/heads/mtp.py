@@ -55,9 +55,7 @@ class Mtp(Head):
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., rows, hidden size] -> [..., rows, vocabulary]."""
-        assert self.lm_head is not None
-        logits: Tensor = self.lm_head(states)
-        return logits
+        return self.output(states)
 
 
 def _like(norm: Any, width: int) -> nn.Module:
