@@ -42,7 +42,7 @@ def _states_of(target: str, tokens: tuple[int, ...], taps: tuple[Any, ...]) -> T
 def eagle3_row(target: str, folder: str, tokens: list[int], path: list[int]) -> Tensor:
     t, config = checkpoint(folder)
     states = states_of(target, tokens[:-1], config["eagle_aux_hidden_state_layer_ids"])
-    logits = plain.eagle3(t, config, states, tokens, path)
+    logits = plain.eagle3(borrowed(target) | t, config, states, tokens, path)
     return plain.over_target(logits, t.get("d2t"), VOCAB)
 
 

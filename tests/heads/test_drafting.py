@@ -40,7 +40,7 @@ scenarios = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("kind", list(ROWS))
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -188,3 +188,21 @@ def test_another_precision_than_the_targets(
     results = run(make_llm(models.target, config, **options), asked)
     assert sum(result.speculation.accepted for result in results) > 0
     assert [r.outputs[0].token_ids for r in results] == [r.outputs[0].token_ids for r in plain]
+
+
+def test_the_confidence_head_says_how_sure_a_chain_is(models: Models, heads: Heads) -> None:
+    llm = make_llm(models.target, {"model": heads["dspark"], "num_speculative_tokens": 4})
+    drafter: Any = llm.engine.drafter
+    said: list[float] = []
+    level, trees = drafter._level, []
+    propose = drafter.propose
+
+    def watched(states: Any, before: Any) -> Any:
+        said.append(float(drafter.head.confidence(states, before)[0]))
+        return level(states, before)
+
+    drafter._level = watched
+    drafter.propose = lambda *given: trees.append(propose(*given)) or trees[-1]
+    run(llm, [(random_prompt(1, 5), SamplingParams(seed=1, max_tokens=9, ignore_eos=True))])
+    confidence = [x for (tree,) in trees for x in tree.confidence]
+    assert len(confidence) > 10 and confidence == pytest.approx(said)

@@ -7,11 +7,20 @@ from transformers import AutoConfig
 
 from outrider.heads.untrained import write_untrained
 
-QWEN3 = {"model_type": "qwen3", "head_dim": 16, "num_key_value_heads": 1, "rope_theta": 500.0}
+QWEN3 = {  # another family and another width than the target's
+    "model_type": "qwen3",
+    "hidden_size": 48,
+    "head_dim": 16,
+    "num_key_value_heads": 1,
+    "rope_theta": 500.0,
+}
 # name -> kind of head and its options
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3": ("eagle3", {}),
-    "eagle3 normed": ("eagle3", {"norm_before_residual": True, "norm_before_fc": True}),
+    "eagle3 normed": (
+        "eagle3",
+        {"norm_before_residual": True, "norm_before_fc": True, "own_embedding": False},
+    ),
     "eagle3.1": ("eagle3", {"fc_norm": True, "norm_output": True, "taps": (0, 1)}),
     "eagle3 deep": ("eagle3", {"num_hidden_layers": 2, "layers": QWEN3, "draft_vocabulary": 320}),
     "eagle": ("eagle", {}),

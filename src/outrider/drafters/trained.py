@@ -13,7 +13,6 @@ from outrider.drafters.growing import GrowingDrafter
 from outrider.heads.files import Files
 from outrider.heads.formats import WORDS, kind_of
 from outrider.heads.head import Head, Target
-from outrider.model.kv import KVCache
 from outrider.model.layout import lay_out_for_few_rows
 from outrider.model.loading import LoadedModel, choose_dtype
 from outrider.model.zoo import ZOO
@@ -69,9 +68,6 @@ class TrainedDrafter(GrowingDrafter):
     def project(self, states: Tensor) -> Tensor:
         projected: Tensor = self.head.project(states.to(self.dtype))
         return projected
-
-    def bind(self, kv: KVCache) -> None:
-        pass
 
     def release(self, request: Request) -> None:
         self.counts.release(request)
