@@ -17,6 +17,7 @@ from tests.tiny import edit_json, make_tiny
 from outrider import ConfigError, ModelError, SamplingParams
 from outrider.cli import main
 from outrider.engine.llm import LLM
+from outrider.heads import files as files_module
 
 Tensors = dict[str, torch.Tensor]
 
@@ -265,3 +266,26 @@ def test_doctor_tells_what_it_is(
     assert main.run([*argv, broken]) == 1
     found = json.loads(capsys.readouterr().out)
     assert "missing: norm.weight" in found["findings"][-1]["detail"]
+
+
+def test_pickles_are_fetched_for_drafters_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A model without safetensors is refused anyway, so its gigabytes stay where they are."""
+    fetched: list[bool] = []
+
+    def locate(name: str, revision: Any, pickles: bool = False) -> Path:
+        fetched.append(pickles)
+        return tmp_path
+
+    monkeypatch.setattr(files_module, "locate", locate)
+    for config, sure, expected in (
+        ({"num_hidden_layers": 30}, False, [False]),
+        ({"num_hidden_layers": 30}, True, [False, True]),
+        ({"num_hidden_layers": 1}, False, [False, True]),
+        ({"medusa_num_heads": 3}, False, [False, True]),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        fetched.clear()
+        files_module.Files.of("someone/something", sure=sure)
+        assert fetched == expected

@@ -80,7 +80,7 @@ def test_a_head_learns(models: Models, heads: Heads, kind: str) -> None:
     for _ in range(30):
         logits, truth = LOGITS[kind](head, states, tokens)
         loss = cross_entropy(logits.flatten(0, 1), place[truth].flatten())
-        losses.append(float(loss))
+        losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

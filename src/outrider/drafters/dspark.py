@@ -1,5 +1,6 @@
 """DFlash and DSpark heads: see heads/dspark.py."""
 
+from array import array
 from typing import Any
 
 import torch
@@ -58,28 +59,29 @@ class DSparkDrafter(TrainedDrafter):
     # ---- the block ----
 
     def _read(self, requests: list[Request]) -> Tensor:
-        for request in requests:
-            self._keep(request)
+        self._keep(requests)
         anchors = torch.tensor([request.tokens[-1] for request in requests], device=self.device)
         positions = torch.tensor([len(r.tokens) - 1 for r in requests], device=self.device)
         states = self.head(anchors, positions, self._attend(requests))
         self._blocks |= dict(zip(requests, states, strict=True))
         return self._level(states[:, self.head.place_of(1)], anchors)
 
-    def _keep(self, request: Request) -> None:
-        """Keys and values of what is new in the text."""
-        start = self.entries.valid(request)
-        slots = request.slots[start:]
+    def _keep(self, requests: list[Request]) -> None:
+        """Keys and values of what is new in the texts."""
+        starts = [self.entries.valid(request) for request in requests]
+        new = [request.slots[start:] for request, start in zip(requests, starts, strict=True)]
+        slots = [slot for part in new for slot in part]
         if not slots:
             return
-        where = torch.tensor(slots, device=self.device)
-        positions = torch.arange(start, start + len(slots), device=self.device)
-        features = self.features.at(where).to(self.dtype)
-        context = self.head.context(features, positions)
+        places = [
+            start + i for start, part in zip(starts, new, strict=True) for i in range(len(part))
+        ]
+        where, positions = torch.tensor([slots, places], device=self.device)  # [rows] each
+        context = self.head.context(self.features.at(where).to(self.dtype), positions)
         for memory, (keys, values) in zip(self.memory.layers, context, strict=True):
             memory.keys.index_copy_(0, where, keys)
             memory.values.index_copy_(0, where, values)
-        self.entries.write(slots)
+        self.entries.write(array("q", slots))
 
     def _attend(self, requests: list[Request]) -> Attend:
         """Every place of a block sees its text and the whole block."""

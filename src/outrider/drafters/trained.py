@@ -54,7 +54,7 @@ class TrainedDrafter(GrowingDrafter):
         name = config.options.get("model")
         if not isinstance(name, str):
             raise ConfigError(f"drafter {config.method!r} needs a 'model': a folder or hub id")
-        files = Files.of(name, config.options.get("revision"))
+        files = Files.of(name, config.options.get("revision"), sure=True)
         kind = kind_of(files)
         if kind != self.kind:
             found = "an ordinary model" if kind is None else WORDS[kind]

@@ -46,11 +46,18 @@ class Files:
     path: Path
 
     @classmethod
-    def of(cls, name: str, revision: str | None = None) -> "Files":
-        path = locate(name, revision)
-        if path.is_dir() and not any(path.glob("*.safetensors")):
-            path = locate(name, revision, pickles=True)
-        return cls(name, path)
+    def of(cls, name: str, revision: str | None = None, sure: bool = False) -> "Files":
+        """`sure`: they are known to be a drafter's, and not a model's. Weights in the older format
+        are fetched only for drafters, since models are not read from it."""
+        files = cls(name, locate(name, revision))
+        if not files._safetensors and (sure or files._look_like_heads):
+            files = cls(name, locate(name, revision, pickles=True))
+        return files
+
+    @property
+    def _look_like_heads(self) -> bool:
+        hints = {"medusa_num_heads", "num_heads", "eagle_config", "draft_vocab_size", "block_size"}
+        return bool(hints & self.config.keys()) or self.config.get("num_hidden_layers", 1) == 1
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from outrider.heads.files import Files
 DECLARED = {"eagle3": "eagle3", "dflash": "dspark", "dspark": "dspark", "mtp": "mtp"}
 MEDUSA = re.compile(r"(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
 LAYER = re.compile(r"(midlayer|layers\.\d+)\.")
-KINDS = ("medusa", "eagle", "eagle3", "dspark", "mtp")
 WORDS = {
     "medusa": "Medusa heads",
     "eagle": "EAGLE-1/2",
@@ -21,7 +20,7 @@ WORDS = {
 
 
 def kind_of(files: Files) -> str | None:
-    """One of KINDS; None for an ordinary model."""
+    """A key of WORDS; None for an ordinary model."""
     declared = files.config.get("speculators_model_type")
     if declared is not None:
         if declared not in DECLARED:
