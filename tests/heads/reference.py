@@ -172,14 +172,24 @@ def dspark(
     hidden = rms(x, t["norm.weight"], c["rms_norm_eps"])
     place = len(path) + (not config["sample_from_anchor"])
     logits = t["lm_head.weight"] @ hidden[place]
-    if config["markov_rank"]:
-        known = t["markov_head.markov_w1.weight"][[*tokens, *path][-1]]
-        if config["markov_head_type"] == "gated":
-            both = torch.cat([hidden[place], known])
-            gate = t["markov_head.gate_proj.weight"] @ both + t["markov_head.gate_proj.bias"]
-            known = gate.sigmoid() * known
-        logits = logits + t["markov_head.markov_w2.weight"] @ known
-    return logits
+    if not config["markov_rank"]:
+        return logits
+    w1, text = t["markov_head.markov_w1.weight"], [*tokens, *path]
+    known = w1[text[-1]]
+    if config["markov_head_type"] == "gated":
+        both = torch.cat([hidden[place], known])
+        gate = t["markov_head.gate_proj.weight"] @ both + t["markov_head.gate_proj.bias"]
+        known = gate.sigmoid() * known
+    if config["markov_head_type"] == "rnn":
+        memory = torch.zeros_like(known)
+        for k in range(place + 1):  # a block that guesses its own places starts one earlier
+            before = w1[text[n + max(0, k - (not config["sample_from_anchor"]))]]
+            z = torch.cat([memory, before, hidden[k]])
+            z = t["markov_head.joint_proj.weight"] @ z + t["markov_head.joint_proj.bias"]
+            gate, fresh, out = z.chunk(3)
+            memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * fresh.tanh()
+        known = out.tanh()
+    return logits + t["markov_head.markov_w2.weight"] @ known
 
 
 def mtp(

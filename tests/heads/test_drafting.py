@@ -197,9 +197,9 @@ def test_the_confidence_head_says_how_sure_a_chain_is(models: Models, heads: Hea
     level, trees = drafter._level, []
     propose = drafter.propose
 
-    def watched(states: Any, before: Any) -> Any:
+    def watched(guess: Any, states: Any, before: Any) -> Any:
         said.append(float(drafter.head.confidence(states, before)[0]))
-        return level(states, before)
+        return level(guess, states, before)
 
     drafter._level = watched
     drafter.propose = lambda *given: trees.append(propose(*given)) or trees[-1]

@@ -206,7 +206,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "mask": ("dspark", {"mask_token_id": 320}, "mask_token_id=320; it must be 0 to 319"),
     "block": ("dspark", {"block_size": None}, "block_size=None"),
-    "rnn": ("dspark", {"markov_head_type": "rnn"}, "Markov head is 'rnn'"),
+    "markov": ("dspark", {"markov_head_type": "odd"}, "Markov head is 'odd'"),
     "method": ("dspark", {"speculators_model_type": "peagle"}, "it is 'peagle' in the speculators"),
     "windows": (
         "eagle",

@@ -77,7 +77,7 @@ def test_eagle3(name: str) -> None:
             torch.testing.assert_close(ours, logits[end - 2], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["dspark", "dspark_gated"])
+@pytest.mark.parametrize("name", ["dspark", "dspark_gated", "dspark_rnn"])
 @torch.inference_mode()
 def test_dspark(name: str) -> None:
     files = Files.of(str(FOLDER / name))
@@ -91,7 +91,7 @@ def test_dspark(name: str) -> None:
     t, config = checkpoint(str(FOLDER / name))
     config["transformer_layer_config"]["rope_theta"] = 300.0
     first = head.place_of(1)
-    assert (first == 0) == (name == "dspark")
+    assert (first == 0) == (name != "dspark_gated")
     for anchor, logits, sure in zip(
         expected["anchors"].tolist(), expected["logits"], expected["confidence"], strict=True
     ):
@@ -99,8 +99,12 @@ def test_dspark(name: str) -> None:
         seen = torch.ones(4, anchor + 4).bool()
         states = head(tokens[anchor], torch.tensor(anchor), attend_over(seen, kept))
         before = tokens[anchor : anchor + 4 - first]
-        got = head.logits(states[first:], before)
-        torch.testing.assert_close(got, logits[first:], rtol=1e-4, atol=1e-4)
+        guess = head.first_guess(states, tokens[anchor])
+        for place in range(first, 4):
+            if place > first:
+                token = tokens[anchor + place - first]
+                guess = head.guess(states[place], token, guess.memory)
+            torch.testing.assert_close(guess.logits, logits[place], rtol=1e-4, atol=1e-4)
         chance = head.confidence(states[first:], before)
         torch.testing.assert_close(chance, sure[first:], rtol=1e-4, atol=1e-4)
         text = tokens[: anchor + 1].tolist()

@@ -32,7 +32,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"own_outputs": False, "shared_output": True, "bias": False, "draft_vocabulary": 240},
     ),
     "dspark": ("dspark", {}),
-    "dspark gated": ("dspark", {"gated": True, "confidence": False, "own_embedding": True}),
+    "dspark gated": (
+        "dspark",
+        {"markov_type": "gated", "confidence": False, "own_embedding": True},
+    ),
+    "dspark rnn": ("dspark", {"markov_type": "rnn"}),
+    "dspark rnn shifted": ("dspark", {"markov_type": "rnn", "from_anchor": False}),
     "mtp": ("mtp", {}),
     "dflash": (
         "dspark",

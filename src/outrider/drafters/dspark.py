@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from outrider.core.request import Request
+from outrider.core.tree import ROOT
 from outrider.drafters.base import DraftConfig
 from outrider.drafters.candidates import Found
 from outrider.drafters.entries import Entries
@@ -15,7 +16,7 @@ from outrider.drafters.growth import Draft
 from outrider.drafters.slot_memory import SlotMemory, bytes_per_slot
 from outrider.drafters.trained import TrainedDrafter
 from outrider.heads.block import Attend
-from outrider.heads.dspark import DSpark
+from outrider.heads.dspark import DSpark, Guess
 from outrider.heads.read_dspark import read_dspark
 from outrider.heads.untrained import untrained
 from outrider.model.kv import KVCache
@@ -39,6 +40,8 @@ class DSparkDrafter(TrainedDrafter):
         if self._tree == "chain":
             self.longest = self.head.options.guesses
         self._blocks: dict[Request, Tensor] = {}  # states [block, hidden size] of the draft
+        # Per request, what the Markov head remembers after the text (ROOT) and after nodes.
+        self._memories: dict[Request, dict[int, Tensor]] = {}
         self._sure: list[float] | None = None  # per row of the level under way
 
     @classmethod
@@ -52,6 +55,7 @@ class DSparkDrafter(TrainedDrafter):
     def release(self, request: Request) -> None:
         super().release(request)
         self._blocks.pop(request, None)
+        self._memories.pop(request, None)
 
     def _deepest(self, request: Request) -> int:
         return min(super()._deepest(request), self.head.options.guesses)
@@ -64,7 +68,11 @@ class DSparkDrafter(TrainedDrafter):
         positions = torch.tensor([len(r.tokens) - 1 for r in requests], device=self.device)
         states = self.head(anchors, positions, self._attend(requests))
         self._blocks |= dict(zip(requests, states, strict=True))
-        return self._level(states[:, self.head.place_of(1)], anchors)
+        guess = self.head.first_guess(states, anchors)
+        self._memories |= {
+            request: {ROOT: memory} for request, memory in zip(requests, guess.memory, strict=True)
+        }
+        return self._level(guess, states[:, self.head.place_of(1)], anchors)
 
     def _keep(self, requests: list[Request]) -> None:
         """Keys and values of what is new in the texts."""
@@ -112,13 +120,17 @@ class DSparkDrafter(TrainedDrafter):
         nodes = [(draft, node) for draft in drafts for node in draft.frontier]
         states = torch.stack([self._blocks[draft.request][place] for draft, _ in nodes])
         before = torch.tensor([draft.tokens[node] for draft, node in nodes], device=self.device)
-        return self._level(states, before)
+        above = [self._memories[draft.request][draft.parents[node]] for draft, node in nodes]
+        guess = self.head.guess(states, before, torch.stack(above))
+        for (draft, node), memory in zip(nodes, guess.memory, strict=True):
+            self._memories[draft.request][node] = memory
+        return self._level(guess, states, before)
 
-    def _level(self, states: Tensor, before: Tensor) -> Tensor:
+    def _level(self, guess: Guess, states: Tensor, before: Tensor) -> Tensor:
         """Logits [rows, vocabulary]; states [rows, hidden size] and the tokens `before` [rows]."""
         if self.head.options.confidence and self._tree == "chain":
             self._sure = self.head.confidence(states, before).tolist()
-        return self._over_targets_tokens(self.head.logits(states, before))
+        return self._over_targets_tokens(guess.logits)
 
     def _find(
         self, logits: Tensor, rows: list[Row], wanted: list[int], lanes: list[int]

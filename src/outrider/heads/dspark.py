@@ -6,13 +6,17 @@ depend on the one before it, and a confidence head.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from outrider.heads.block import Attend, DecoderLayer, norm_of
 from outrider.heads.head import Head
+
+# What a Markov head looks at beside the token before: nothing, the place's state, or also what it
+# remembers of the places before.
+MarkovType = Literal["vanilla", "gated", "rnn"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class DSparkOptions:
     mask_token: int
     from_anchor: bool  # the first place guesses, too: place k the token after it, not its own
     markov_rank: int = 0  # 0: no Markov head
-    gated: bool = False  # the Markov head weighs by the place's state
+    markov_type: MarkovType = "vanilla"
     confidence: bool = False
     confidence_with_markov: bool = True
     own_embedding: bool = False
@@ -36,23 +40,34 @@ class DSparkOptions:
         return self.block if self.from_anchor else self.block - 1
 
 
+class Guess(NamedTuple):
+    logits: Tensor  # [..., draft vocabulary]
+    memory: Tensor  # [..., rank]: what the Markov head remembers; empty where it does not
+
+
 class MarkovHead(nn.Module):
     def __init__(self, options: DSparkOptions, hidden: int) -> None:
         super().__init__()
-        rank = options.markov_rank
+        self.kind, self.rank = options.markov_type, options.markov_rank
+        rank = self.rank
         self.markov_w1 = nn.Embedding(options.target_vocabulary, rank)
         self.markov_w2 = nn.Linear(rank, options.draft_vocabulary, bias=False)
-        if options.gated:
+        if self.kind == "gated":
             self.gate_proj = nn.Linear(hidden + rank, rank)
-        self.gated = options.gated
+        if self.kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
 
-    def forward(self, states: Tensor, before: Tensor) -> Tensor:
-        """What the token before [...] adds to the logits: [..., draft vocabulary]."""
+    def forward(self, states: Tensor, before: Tensor, memory: Tensor) -> Guess:
+        """What the token before [...] adds to the logits."""
         known: Tensor = self.markov_w1(before)
-        if self.gated:
+        if self.kind == "gated":
             known = self.gate_proj(torch.cat([states, known], -1)).sigmoid() * known
-        added: Tensor = self.markov_w2(known)
-        return added
+        elif self.kind == "rnn":
+            mixed = self.joint_proj(torch.cat([memory, known, states], -1))
+            keep, fresh, out = mixed.chunk(3, -1)
+            memory = torch.lerp(fresh.tanh(), memory, keep.sigmoid())
+            known = out.tanh()
+        return Guess(self.markov_w2(known), memory)
 
 
 class ConfidenceHead(nn.Module):
@@ -118,13 +133,25 @@ class DSpark(Head):
         """Which place of the block guesses the token `depth` places after the anchor."""
         return depth - 1 if self.options.from_anchor else depth
 
-    def logits(self, states: Tensor, before: Tensor) -> Tensor:
-        """[..., draft vocabulary] for places with `states` [..., hidden size], each after the token
-        `before` [...]."""
+    def no_memory(self, like: Tensor) -> Tensor:
+        """[..., rank]: what a Markov head remembers before the block; `like` is [..., anything]."""
+        width = self.options.markov_rank if self.options.markov_type == "rnn" else 0
+        return like.new_zeros(*like.shape[:-1], width)
+
+    def first_guess(self, block: Tensor, anchors: Tensor) -> Guess:
+        """For the token after each anchor [...], from the states [..., block, hidden size]."""
+        memory = self.no_memory(block[..., 0, :])
+        for place in range(self.place_of(1)):  # guesses nothing, but is remembered
+            memory = self.guess(block[..., place, :], anchors, memory).memory
+        return self.guess(block[..., self.place_of(1), :], anchors, memory)
+
+    def guess(self, states: Tensor, before: Tensor, memory: Tensor) -> Guess:
+        """For places with `states` [..., hidden size], each after the token `before` [...]."""
         logits = self.output(states)
-        if self.options.markov_rank:
-            logits = logits + self.markov_head(states, before)
-        return logits
+        if not self.options.markov_rank:
+            return Guess(logits, memory)
+        added, memory = self.markov_head(states, before, memory)
+        return Guess(logits + added, memory)
 
     def confidence(self, states: Tensor, before: Tensor) -> Tensor:
         """[...]: the chance that the target agrees with the guess of each place."""

@@ -1,10 +1,10 @@
 """DFlash and DSpark as published: by their authors, and in the speculators format."""
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
-from outrider.heads.dspark import DSpark, DSparkOptions
+from outrider.heads.dspark import DSpark, DSparkOptions, MarkovType
 from outrider.heads.files import Files, filled, layers_config
 from outrider.heads.fit import check_architecture, check_d2t, check_taps, check_vocabulary
 from outrider.heads.formats import layers_given, plain_names
@@ -58,7 +58,7 @@ def _options(
         # Where nothing is said: what the two methods' own code does.
         from_anchor=bool(files.config.get("sample_from_anchor", markov in shapes)),
         markov_rank=shapes[markov][1] if markov in shapes else 0,
-        gated=_gated(files),
+        markov_type=_markov_type(files),
         confidence=confidence in shapes,
         confidence_with_markov=shapes.get(confidence, [1, 0])[1] > config.hidden_size,
         own_embedding=own_embedding,
@@ -77,11 +77,13 @@ def _number(files: Files, key: str, least: int, most: int) -> int:
     return found
 
 
-def _gated(files: Files) -> bool:
-    kind = files.config.get("markov_head_type", "vanilla")
-    if kind not in ("vanilla", "gated"):
-        raise files.wrong(f"its Markov head is {kind!r}; 'vanilla' and 'gated' can be used")
-    return bool(kind == "gated")
+def _markov_type(files: Files) -> MarkovType:
+    kind: Any = files.config.get("markov_head_type", "vanilla")
+    if kind not in get_args(MarkovType):
+        known = ", ".join(get_args(MarkovType))
+        raise files.wrong(f"its Markov head is {kind!r}; {known} can be used")
+    checked: MarkovType = kind
+    return checked
 
 
 def _taps(files: Files, layers: int) -> tuple[int, ...]:

@@ -163,7 +163,7 @@ def _dspark(target: Any, given: dict[str, Any]) -> Checkpoint:
         "aux_hidden_state_layer_ids": list(options.taps),
         "sample_from_anchor": options.from_anchor,
         "markov_rank": options.markov_rank,
-        "markov_head_type": "gated" if options.gated else "vanilla",
+        "markov_head_type": options.markov_type,
         "enable_confidence_head": options.confidence,
         "confidence_head_with_markov": options.confidence_with_markov,
     }

@@ -134,3 +134,4 @@ if __name__ == "__main__":
     )
     dspark("dspark")
     dspark("dspark_gated", markov_head_type="gated", sample_from_anchor=False)
+    dspark("dspark_rnn", markov_head_type="rnn")
