@@ -1,7 +1,6 @@
 """DFlash and DSpark heads: see heads/dspark.py."""
 
 from array import array
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from outrider.drafters.trained import TrainedDrafter
 from outrider.heads.block import Attend
 from outrider.heads.dspark import DSpark, Guess
 from outrider.heads.read_dspark import read_dspark
-from outrider.heads.untrained import untrained
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 from outrider.sampling.rows import Row
@@ -43,10 +41,6 @@ class DSparkDrafter(TrainedDrafter):
         # Per request, what the Markov head remembers after the text (ROOT) and after nodes.
         self._memories: dict[Request, dict[int, Tensor]] = {}
         self._sure: list[float] | None = None  # per row of the level under way
-
-    @classmethod
-    def audit_config(cls, target: str) -> dict[str, Any]:
-        return {"method": cls.name, "model": untrained(cls.kind, target)}
 
     def bind(self, kv: KVCache) -> None:
         self.entries = Entries(kv)

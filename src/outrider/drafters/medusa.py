@@ -1,7 +1,5 @@
 """Medusa heads: see heads/medusa.py."""
 
-from typing import Any
-
 from torch import Tensor
 
 from outrider.core.request import Request
@@ -10,7 +8,6 @@ from outrider.drafters.growth import Draft
 from outrider.drafters.trained import TrainedDrafter
 from outrider.heads.medusa import Medusa
 from outrider.heads.read_medusa import read_medusa
-from outrider.heads.untrained import untrained
 from outrider.model.loading import LoadedModel
 
 
@@ -26,10 +23,6 @@ class MedusaDrafter(TrainedDrafter):
         super().__init__(config, target)
         if self._tree == "chain":
             self.longest = self.head.options.heads
-
-    @classmethod
-    def audit_config(cls, target: str) -> dict[str, Any]:
-        return {"method": cls.name, "model": untrained(cls.kind, target)}
 
     def _deepest(self, request: Request) -> int:
         return min(super()._deepest(request), self.head.options.heads)

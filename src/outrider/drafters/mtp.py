@@ -12,7 +12,6 @@ from outrider.drafters.slot_memory import pass_over
 from outrider.heads.files import Files
 from outrider.heads.mtp import Mtp
 from outrider.heads.read_mtp import mtp_names, read_mtp
-from outrider.heads.untrained import untrained
 from outrider.model.attention import LayerCall, LayerKV, Pass, attending
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
@@ -32,10 +31,6 @@ class MtpDrafter(FeatureDrafter):
         self._call = self._look()
         call, size = self._call, torch.empty((), dtype=self.dtype).element_size()
         self.bytes_per_slot = size * call.kv_heads * (call.head_size + call.value_head_size)
-
-    @classmethod
-    def audit_config(cls, target: str) -> dict[str, Any]:
-        return {"method": cls.name, "model": untrained(cls.kind, target)}
 
     def _files(self, config: DraftConfig, target: LoadedModel) -> Files:
         if config.options.get("model") is not None:

@@ -41,7 +41,7 @@ class TrainedDrafter(GrowingDrafter):
         dtype = choose_dtype(config.options.get("dtype") or target.dtype, target.device)
         shape = Target.of(target.model)
         self.head = self.read(files, shape, dtype, target.device, target.context_length)
-        lay_out_for_few_rows(self.head)  # before it shares weights with the target, which are
+        lay_out_for_few_rows(self.head)  # now: what it borrows from the target has its layout
         self.head.borrow(shape)
         self.needs_hidden = self.head.taps
         self.vocabulary = shape.vocabulary
@@ -49,6 +49,12 @@ class TrainedDrafter(GrowingDrafter):
         self._longest_text = target.context_length
         self._ids = self.head.ids(shape.vocabulary)  # [draft vocabulary]
         self.counts = Counts(shape.vocabulary, target.device)
+
+    @classmethod
+    def audit_config(cls, target: str) -> dict[str, Any]:
+        from outrider.heads.untrained import untrained
+
+        return {"method": cls.name, "model": untrained(cls.kind, target)}
 
     def _files(self, config: DraftConfig, target: LoadedModel) -> Files:
         name = config.options.get("model")
