@@ -17,6 +17,7 @@ ORDER = [
     "sampling",
     "verify",
     "model",
+    "heads",
     "drafters",
     "engine",
     "",

@@ -1,22 +1,26 @@
-"""A draft model that is held against a fresh one at every row."""
+"""Drafters that are held against a fresh one at every row."""
 
 from typing import Any
 
+import torch
 from tests.engine.helpers import Models, fed_back, make_llm, registered
 from torch import Tensor
 
 from outrider.core.request import Request
 from outrider.core.tree import ROOT, TokenTree
 from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.growing import GrowingDrafter
 from outrider.drafters.growth import Draft
 from outrider.engine.llm import LLM
 
 
-class Compared(DraftModelDrafter):
-    """Compares the logits of every draft row with a fresh pass over the same text, pauses where it
-    is told to, and does with its trees what a policy may do."""
+class Comparing(GrowingDrafter):
+    """Compares the logits of every draft row with those of a fresh drafter for the same text,
+    pauses where it is told to, and does with its trees what a policy may do."""
 
-    name = "compared"
+    def fresh(self, request: Request, path: list[int]) -> Tensor:
+        """[vocabulary]: what the logits after the request's text and `path` should be."""
+        raise NotImplementedError
 
     def __init__(self, config: Any, target: Any) -> None:
         super().__init__(config, target)
@@ -54,10 +58,20 @@ class Compared(DraftModelDrafter):
 
     def compare(self, request: Request, path: list[int], row: Tensor) -> None:
         """row [vocabulary]: the logits after the request's text and `path`."""
-        fresh = fed_back(self.option("model"), [*request.tokens, *path])[-1]
+        fresh = self.fresh(request, path)
         width = min(len(fresh), len(row))
-        self.worst = max(self.worst, float((fresh[:width] - row[:width]).abs().max()))
+        fresh, row = fresh[:width], row[:width]
+        possible = fresh > -torch.inf
+        assert torch.equal(possible, row > -torch.inf)
+        self.worst = max(self.worst, float((fresh - row)[possible].abs().max()))
         self.rows += 1
+
+
+class Compared(Comparing, DraftModelDrafter):
+    name = "compared"
+
+    def fresh(self, request: Request, path: list[int]) -> Tensor:
+        return fed_back(self.option("model"), [*request.tokens, *path])[-1]
 
 
 def _shifted(parents: list[int]) -> list[int]:

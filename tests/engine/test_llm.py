@@ -1,13 +1,12 @@
 """What goes wrong in a call of LLM leaves nothing behind in the engine."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.helpers import make_llm
 from tests.tiny import make_tiny, make_tokenizer
 
-from outrider import LLM, ConfigError, InvalidRequest, SamplingParams
+from outrider import LLM, InvalidRequest, SamplingParams
 
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
@@ -76,13 +75,3 @@ def test_what_a_chat_template_refuses_is_one_clear_line(llm: LLM) -> None:
 def test_a_message_that_is_no_text_is_refused(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="Unicode"):
         llm.chat([{"role": "user", "content": "a\udc80"}], SHORT)
-
-
-def test_a_drafter_that_needs_hidden_states_is_refused(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from outrider.drafters.ngram import NgramDrafter
-
-    monkeypatch.setattr(NgramDrafter, "needs_hidden", ("final",))
-    with pytest.raises(ConfigError, match="hidden states"):
-        make_llm(str(Path(llm.model_name)), "ngram")

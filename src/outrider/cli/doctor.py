@@ -21,7 +21,10 @@ Model = Annotated[
 ]
 Drafter = Annotated[
     str | None,
-    typer.Option(help="A drafter's name, or a draft model; checked and measured with the model."),
+    typer.Option(
+        help="A drafter's name, a draft model or a trained drafter; checked and measured with the "
+        "model."
+    ),
 ]
 
 

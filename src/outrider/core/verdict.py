@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
 from outrider.core.request import Request
 
 
@@ -24,4 +22,3 @@ class Span(NamedTuple):
     request: Request
     start: int
     tokens: list[int]
-    hidden: Tensor | None = None  # [tokens, features]

@@ -4,10 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from torch import Tensor
+
 from outrider.core.errors import ConfigError, unknown_name
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import Span, Verdict
+from outrider.model.features import Features, Tap
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 from outrider.model.runner import Runner
@@ -40,7 +43,10 @@ class Drafter:
     light: ClassVar[bool] = False  # has no weights and no KV: an engine may add it at any time
     divisible: ClassVar[bool] = True  # False: its tree is checked whole and alone, or not at all
 
-    needs_hidden: tuple[int | Literal["final"], ...] = ()
+    # Hidden states of the target that it builds on: the input of a layer, or what the head reads.
+    # The target's passes write them as `project` has it, into `features`, by slot.
+    needs_hidden: tuple[Tap, ...] = ()
+    features: Features  # there before `bind`, where anything is needed
     bytes_per_slot: int = 0  # its own KV, declared before the pool is sized
     target_runner: Runner  # for those that draft with the target itself; there before `bind`
     # The time of a target pass over n rows of one request, where the engine has measured it.
@@ -95,6 +101,10 @@ class Drafter:
 
     def bind(self, kv: KVCache) -> None:
         """The pool exists now; slot ids run from 1 to `kv.total`."""
+
+    def project(self, states: Tensor) -> Tensor:
+        """What is kept of the states it needs: [rows, all side by side] -> [rows, width]."""
+        return states
 
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
         """One tree per request, of at most its budget of nodes. Changes no request."""

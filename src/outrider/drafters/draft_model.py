@@ -53,12 +53,17 @@ class DraftModelDrafter(GrowingDrafter):
 
     @classmethod
     def make(cls, config: DraftConfig, target: LoadedModel) -> Drafter:
-        """A draft model with another tokenizer needs another drafter."""
+        """A draft model with another tokenizer needs another drafter; so do files that hold no
+        model but heads that were trained for a target."""
         if cls is not DraftModelDrafter:
             return cls(config, target)
         from outrider.drafters.foreign_model import foreign_drafter, needs_translation
+        from outrider.drafters.trained import trained_drafter
 
         cls.check_options(config)
+        trained = trained_drafter(config)
+        if trained is not None:
+            return trained.make(config, target)
         loaded = load_draft(config, target)
         if needs_translation(config, target, loaded):
             return foreign_drafter(config, target, loaded)

@@ -61,8 +61,9 @@ class Entries:
     def release(self, request: Request) -> None:
         self._steps.pop(request, None)
 
-    def valid(self, request: Request) -> int:
-        """How much of the text's start has entries; at most all but the last token."""
-        slots = np.array(request.slots, dtype=np.int64)
+    def valid(self, request: Request, first: int = 0) -> int:
+        """How much of the text's start has entries; at most all but the last token. Those before
+        `first` need none."""
+        slots = np.array(request.slots[first:], dtype=np.int64)
         stale = np.flatnonzero(self._written[slots] != self._kv.generation[slots])
-        return int(stale[0]) if len(stale) else len(slots)
+        return first + (int(stale[0]) if len(stale) else len(slots))

@@ -12,8 +12,13 @@ ENTRY_POINTS = "outrider.drafters"  # other packages register `name = "module:Dr
 
 BUILT_IN = {
     "auto": "outrider.drafters.auto:AutoDrafter",
+    "dspark": "outrider.drafters.dspark:DSparkDrafter",
+    "eagle": "outrider.drafters.eagle:EagleDrafter",
+    "eagle3": "outrider.drafters.eagle3:Eagle3Drafter",
     "early_exit": "outrider.drafters.early_exit:EarlyExitDrafter",
     "lookahead": "outrider.drafters.lookahead:LookaheadDrafter",
+    "medusa": "outrider.drafters.medusa:MedusaDrafter",
+    "mtp": "outrider.drafters.mtp:MtpDrafter",
     "none": "outrider.drafters.none:NoDrafter",
     "ngram": "outrider.drafters.ngram:NgramDrafter",
     "suffix": "outrider.drafters.suffix:SuffixDrafter",
@@ -21,6 +26,8 @@ BUILT_IN = {
     "documents": "outrider.drafters.documents:DocumentsDrafter",
     "staged": "outrider.drafters.staged:StagedDrafter",
 }
+
+ALIASES = {"dflash": "dspark"}  # other systems' names for what we call by one
 
 
 def drafter_names() -> list[str]:
@@ -53,6 +60,7 @@ def parse_config(given: str | dict[str, Any] | None) -> DraftConfig:
     method = options.pop("method", "draft_model" if "model" in options else None)
     if not isinstance(method, str):
         raise ConfigError("speculative_config needs a 'method', e.g. {'method': 'ngram'}")
+    method = ALIASES.get(method, method)
     drafter_class(method)  # an unknown name fails here
     length = options.pop("num_speculative_tokens", None)
     if length is not None and (

@@ -49,6 +49,9 @@ class Drafting:
         self.runner = runner  # the target's
         self.policy = policy
         self.root = make_drafter(config, runner.loaded)
+        for drafter in dict.fromkeys([self.root, *self.root.members]):
+            if drafter.needs_hidden:
+                drafter.features = runner.tap(drafter.needs_hidden, drafter.project)
         self._extra: dict[str, Drafter] = {}  # light ones that single requests have asked for
         self._plans: dict[Request, Plan] = {}
         self._proposals: dict[Request, list[Proposal]] = {}  # of the step under way

@@ -67,10 +67,6 @@ class Engine:
         self.runner = Runner(self.loaded, reproducible=config.reproducible)
         self.policy = Policy(self._calibrate)
         self.drafting = Drafting(self.draft_config, self.runner, self.policy)
-        if self.drafter.needs_hidden:
-            raise ConfigError(
-                f"drafter {self.drafter.name!r} needs hidden states, which this version cannot give"
-            )
         self.memory = self._plan_memory()
         self.kv = KVCache(self.memory.slots, config.enable_prefix_caching)
         self.max_model_len = min(self.max_model_len, self.kv.total)

@@ -78,6 +78,10 @@ class Pass:
 _current: ContextVar[Pass | None] = ContextVar("pass", default=None)
 
 
+def current_pass() -> Pass | None:
+    return _current.get()
+
+
 @contextmanager
 def attending(step: Pass) -> Iterator[None]:
     if _current.get() is not None:

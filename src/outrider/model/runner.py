@@ -2,6 +2,7 @@
 
 import logging
 from array import array
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from outrider.core.errors import ModelError
 from outrider.model.admission import admit
 from outrider.model.attention import CHUNK, LayerCall, LayerKV, Pass, attending
+from outrider.model.features import Features, Tap, Taps
 from outrider.model.flight import Flight
 from outrider.model.layout import lay_out_for_few_rows
 from outrider.model.loading import LoadedModel
@@ -47,14 +49,20 @@ class Runner:
         self.way = "eager"  # how those go, in words
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
         self._want_reproducible = reproducible
+        self.taps = Taps()
+
+    def tap(self, taps: tuple[Tap, ...], project: Callable[[Tensor], Tensor]) -> Features:
+        """From now on passes keep these hidden states, as `project` makes one vector of them, for
+        every slot that they write. Before slots are allocated."""
+        return self.taps.add(self.model, self.layers, taps, project)
 
     @property
     def bytes_per_slot(self) -> int:
         size = torch.empty((), dtype=self.loaded.dtype).element_size()
-        return sum(
-            layer.kv_heads * (layer.head_size + layer.value_head_size) * size
-            for layer in self.layers
+        kv = sum(
+            layer.kv_heads * (layer.head_size + layer.value_head_size) for layer in self.layers
         )
+        return size * (kv + self.taps.elements_per_slot(self.loaded.dtype, self.device))
 
     @cached_property
     def _decoder_layers(self) -> DecoderLayers:
@@ -83,6 +91,7 @@ class Runner:
             values = torch.empty(*shape, layer.value_head_size, **options)  # type: ignore[call-overload]
             keys[SCRAP], values[SCRAP] = 0, 0
             layer.module.outrider_kv = LayerKV(keys, values)  # type: ignore[assignment]
+        self.taps.allocate(slots, self.loaded.dtype, self.device)
 
     @torch.inference_mode()
     def speed_up(self, sequences: int = SEQUENCES, longest: int | None = None) -> None:
@@ -106,6 +115,7 @@ class Runner:
                 self.layers,
                 sequences,
                 longest or min(self.loaded.context_length, self._slots),
+                self.taps,
                 self._forward,
             )
 

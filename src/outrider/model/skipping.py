@@ -19,7 +19,7 @@ class DecoderLayers:
     """
 
     def __init__(self, model: nn.Module, calls: list[LayerCall], device: torch.device) -> None:
-        self.layers = [_owner(model, call.module) for call in calls]
+        self.layers = [layer_of(model, call.module) for call in calls]
         self._lengths = _output_lengths(model, self.layers, device)
 
     @contextmanager
@@ -31,7 +31,7 @@ class DecoderLayers:
             yield
 
 
-def _owner(model: nn.Module, attention: nn.Module) -> nn.Module:
+def layer_of(model: nn.Module, attention: nn.Module) -> nn.Module:
     """The element of a ModuleList that holds this attention module; the innermost one."""
     name = next(name for name, module in model.named_modules() if module is attention)
     parts = name.split(".")
@@ -39,7 +39,7 @@ def _owner(model: nn.Module, attention: nn.Module) -> nn.Module:
         if isinstance(model.get_submodule(".".join(parts[: end - 1])), nn.ModuleList):
             return model.get_submodule(".".join(parts[:end]))
     kind = type(model).__name__
-    raise ModelError(f"{kind}: {name} is in no list of layers, so that layers cannot be skipped")
+    raise ModelError(f"{kind}: {name} is in no list of layers, so that single ones cannot be told")
 
 
 @torch.inference_mode()

@@ -21,13 +21,17 @@ from outrider.model.zoo import ZOO, pull
 # copies of the same weights in subfolders or as `consolidated`.
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 WEIGHTS = ["*.safetensors"]
+PICKLES = ["*.bin", "*.pt"]
 IGNORED = ["*/*", "consolidated*"]
 
 
-def locate(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
+def locate(
+    name: str, revision: str | None = None, *, weights: bool = True, pickles: bool = False
+) -> Path:
     """The folder or `.gguf` file on this disk that `name` stands for, fetched if need be.
 
     Without `weights` a hub id brings only the small files: enough to look at its configuration.
+    With `pickles` weights in torch's older format come, too: many drafters have no others.
     """
     base = name.split("@")[0]
     if base in ZOO:
@@ -44,7 +48,8 @@ def locate(name: str, revision: str | None = None, *, weights: bool = True) -> P
         name, revision = name.rsplit("@", 1)
     if "/" not in name and get_close_matches(name, ZOO, n=1):
         raise ModelError(unknown_name("model", name, ZOO))
-    return _from_hub(name, revision, weights)
+    patterns = SMALL_FILES + (WEIGHTS if weights else []) + (PICKLES if pickles else [])
+    return _from_hub(name, revision, patterns)
 
 
 def _looks_like_path(name: str) -> bool:
@@ -63,8 +68,7 @@ def _checked_path(path: Path) -> Path:
     return path
 
 
-def _from_hub(name: str, revision: str | None, weights: bool) -> Path:
-    patterns = SMALL_FILES + (WEIGHTS if weights else [])
+def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Path:
     at = f" at revision {revision!r}" if revision else ""
     try:
         folder = snapshot_download(

@@ -16,6 +16,7 @@ from outrider.model.cuda.linear import STREAM_LINES, Norm, Stream, from_stream, 
 from outrider.model.cuda.tree_attention import workspace_for
 from outrider.model.cuda.unfused import UnfusedModel
 from outrider.model.cuda.workspace import Workspace
+from outrider.model.features import Tap
 from outrider.model.loading import load_model
 from outrider.model.runner import Runner
 from outrider.model.segment import Segment
@@ -30,9 +31,11 @@ SHAPES = {
 }
 
 
-def runner_of(family: str, folder: Path, **options: object) -> Runner:
+def runner_of(family: str, folder: Path, taps: tuple[Tap, ...] = (), **options: object) -> Runner:
     make_tiny(family, folder, **options)
     runner = Runner(load_model(str(folder), dtype="float32", device=str(DEVICE)))
+    if taps:
+        runner.tap(taps, lambda states: states)
     runner.allocate(100)
     for parameter in runner.model.parameters():  # on a CPU they are laid out for its own products
         parameter.data = parameter.data.contiguous()
@@ -55,20 +58,24 @@ def prompt(length: int, first: int, seed: int) -> Segment:
 @torch.inference_mode()
 def test_fused_layers_are_the_modules(family: str, tmp_path: Path) -> None:
     """A tree and a lone row, beside padding, below texts that the module has read."""
-    runner = runner_of(family, tmp_path, **SHAPES[family])
+    runner = runner_of(family, tmp_path, (0, 1, "final"), **SHAPES[family])
     one, two = prompt(21, 1, seed=1), prompt(5, 30, seed=2)
     runner.forward([one, two])
     tree = Segment([5, 6, 7, 8], [-1, 0, 0, 1], array("q", [40, 41, 42, 43]), one.slots, 0)
     lone = Segment([9], [-1], array("q", [44]), two.slots, 0)
     expected = runner.forward([tree, lone]).clone()  # [5, vocabulary]
+    features = runner.taps.features[0]
+    states = features.store[40:45].clone()
+    features.store[40:45] = 0
     assert unfused_because(runner.loaded) is None
-    model = FusedModel(runner.loaded, runner.layers, positions=64)
+    model = FusedModel(runner.loaded, runner.layers, positions=64, taps=runner.taps)
     inputs = make_inputs([tree, lone], rows=6, group=2)
     work = work_for(runner, model, 6)
     got = model(inputs, torch.zeros(6, dtype=torch.int64, device=DEVICE), work)
     torch.testing.assert_close(got[:5], expected, rtol=1e-4, atol=1e-4)
     # The padding row has written nothing to the scrap slot, which all padding reads.
     assert not any(call.module.outrider_kv.keys[0].any() for call in runner.layers)
+    torch.testing.assert_close(features.store[40:45], states, rtol=1e-4, atol=1e-4)
     # The parameters are views of the fused tensors now, and still the same.
     torch.testing.assert_close(runner.forward([tree, lone]), expected)
 
@@ -107,7 +114,7 @@ def test_prompts_go_through_the_same_layers(rows: int, tmp_path: Path) -> None:
     segments = [prompt(rows - 4, 1, seed=1), prompt(4, 90, seed=2)]
     segments[0].logits_from = rows - 9
     expected = runner.forward(segments).clone()
-    model = FusedModel(runner.loaded, runner.layers, positions=128)
+    model = FusedModel(runner.loaded, runner.layers, positions=128, taps=runner.taps)
 
     class Long:
         """Stands for `Graphs`, which needs a GPU."""
@@ -125,7 +132,7 @@ def test_prompts_go_through_the_same_layers(rows: int, tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_a_token_below_zero_is_what_the_pass_before_chose(tmp_path: Path) -> None:
     runner = runner_of("llama", tmp_path)
-    model = FusedModel(runner.loaded, runner.layers, positions=64)
+    model = FusedModel(runner.loaded, runner.layers, positions=64, taps=runner.taps)
     work = work_for(runner, model, 2)
     chosen = torch.tensor([17, 23], device=DEVICE)
 

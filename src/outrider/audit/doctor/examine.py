@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider.audit.doctor.machine import FastPath, cache_state, fast_paths, machine
 from outrider.audit.doctor.measure import SLOTS, Measurement, measure
-from outrider.audit.doctor.pair import Finding, chat_template, compare, inspect
+from outrider.audit.doctor.pair import Finding, chat_template, compare, inspect, inspect_heads
 from outrider.audit.doctor.paths import model_paths
 from outrider.core.errors import OutriderError
 from outrider.drafters.registry import drafter_names
@@ -52,7 +52,8 @@ def examine(
     dtype: str = "auto",
     quantization: str | None = None,
 ) -> Examination:
-    """Without `model`, only the machine; `drafter` is a drafter's name or a draft model."""
+    """Without `model`, only the machine; `drafter` is a drafter's name, a draft model or heads
+    that were trained for the model."""
     choose_dtype(dtype, choose_device(device))  # a wrong option is no finding about the pair
     check_quantization(quantization)
     progress("looking at the machine", 0.0)
@@ -66,11 +67,15 @@ def examine(
         found.findings.append(chat_template(target))
     config: str | dict[str, Any] = drafter or "ngram"
     if drafter is not None and drafter not in drafter_names():
-        draft, findings = inspect("drafter", drafter)
-        found.findings += findings
-        if target is not None and draft is not None:
-            found.findings += compare(target, draft)
-        config = {"method": "draft_model", "model": drafter}
+        config = {"method": "draft_model", "model": drafter}  # or whatever its files hold
+        trained = inspect_heads(drafter)
+        if trained is not None:
+            found.findings.append(trained)
+        else:
+            draft, findings = inspect("drafter", drafter)
+            found.findings += findings
+            if target is not None and draft is not None:
+                found.findings += compare(target, draft)
     if found.healthy:
         try:
             llm = LLM(

@@ -7,6 +7,8 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from outrider.core.errors import OutriderError
+from outrider.heads.files import Files
+from outrider.heads.formats import described, kind_of
 from outrider.model.gguf_file import read_gguf_config, read_gguf_tokenizer
 from outrider.model.loading import CONTEXT_KEYS, TOKENIZER_FILES, refuse_unsupported
 from outrider.model.quantized import quantization_of
@@ -65,6 +67,18 @@ def inspect(role: str, name: str) -> tuple[Checkpoint | None, list[Finding]]:
         Finding(role, True, f"{name}: {checkpoint.format}; {shape}"),
         _tensors(role, checkpoint),
     ]
+
+
+def inspect_heads(name: str) -> Finding | None:
+    """What the files of a trained drafter hold; None where they hold a model. Whether they fit the
+    target shows when the pair is run."""
+    try:
+        files = Files.of(name)
+        if kind_of(files) is None:
+            return None
+        return Finding("drafter", True, f"{name}: {described(files)}")
+    except OutriderError as error:
+        return Finding("drafter", False, str(error))
 
 
 def _read(name: str) -> Checkpoint:

@@ -11,6 +11,7 @@ from outrider.model.attention import LayerCall
 from outrider.model.cuda.fused import FusedModel, unfused_because
 from outrider.model.cuda.graphs import Graphs
 from outrider.model.cuda.unfused import UnfusedModel
+from outrider.model.features import Taps
 from outrider.model.loading import LoadedModel
 from outrider.model.segment import Choosing, Segment
 from outrider.sampling.choose import perturbed_max
@@ -30,6 +31,7 @@ def fast_passes(
     calls: list[LayerCall],
     lines: int,
     longest: int,
+    taps: Taps,
     forward: Callable[[list[Segment], Graphs | None], Tensor],
 ) -> tuple[Graphs | None, str]:
     """The graphs and, in words, what they run; none where they cannot reproduce what the module
@@ -40,7 +42,7 @@ def fast_passes(
     ways: list[tuple[str, Callable[[], FusedModel | UnfusedModel]]] = []
     obstacle = unfused_because(loaded)
     if obstacle is None:
-        ways.append((FUSED_LAYERS, lambda: FusedModel(loaded, calls, longest)))
+        ways.append((FUSED_LAYERS, lambda: FusedModel(loaded, calls, longest, taps)))
     ways.append((UNFUSED_LAYERS, lambda: UnfusedModel(loaded.model)))
     first = calls[0]
     vocabulary = loaded.model.get_output_embeddings().weight.shape[0]

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
 from outrider.model.attention import Asked, Kernel, LayerCall, LayerKV, Pass
-from outrider.model.cuda.inputs import RowInputs
+from outrider.model.cuda.inputs import SLOT, RowInputs
 from outrider.model.cuda.linear import MOST_ROWS, Norm, Stream, from_stream, into_stream
 from outrider.model.cuda.linear import workspace_for as product_parts
 from outrider.model.cuda.projection import can_project, project
@@ -20,6 +21,7 @@ from outrider.model.cuda.row_kernels import embed, rotate_and_store
 from outrider.model.cuda.tree_attention import Options, tree_attention
 from outrider.model.cuda.workspace import Workspace
 from outrider.model.families import FUSED
+from outrider.model.features import Taps
 from outrider.model.loading import LoadedModel
 from outrider.model.quantized import is_plain
 
@@ -44,7 +46,10 @@ class Layer:
 class FusedModel:
     """Runs the rows of a pass; its KV are the buffers of the module."""
 
-    def __init__(self, loaded: LoadedModel, calls: list[LayerCall], positions: int) -> None:
+    def __init__(
+        self, loaded: LoadedModel, calls: list[LayerCall], positions: int, taps: Taps
+    ) -> None:
+        self._taps = taps
         model: Any = loaded.model
         self.embedding: Tensor = model.model.embed_tokens.weight
         self.head: Tensor = model.lm_head.weight
@@ -83,7 +88,8 @@ class FusedModel:
     def _run(self, inputs: RowInputs, previous: Tensor, work: Workspace, attend: Kernel) -> Stream:
         stream = Stream.like(self.embedding, inputs.rows)
         embed(inputs, self.embedding, previous, stream, self.layers[0].before_attention)
-        for layer, next_norm in zip(self.layers, self._next_norms, strict=True):
+        for index, (layer, next_norm) in enumerate(zip(self.layers, self._next_norms, strict=True)):
+            self._taps.see(index, stream.hidden)
             memory: LayerKV = layer.call.module.outrider_kv  # type: ignore[assignment]
             query = self._project(layer, stream, memory, inputs, work)
             mixed = attend(
@@ -92,6 +98,10 @@ class FusedModel:
             into_stream(mixed.flatten(1), layer.out, layer.out_bias, stream, layer.before_mlp, work)
             inner = from_stream(stream, layer.before_mlp, work, layer.gate_up, gated=True)
             into_stream(inner, layer.down, None, stream, next_norm, work)
+        if self._taps:
+            norm = self.last_norm
+            self._taps.see("final", rms_norm(stream.hidden, norm.weight.shape, *norm))
+            self._taps.finish(inputs.field(SLOT))
         return stream
 
     def _project(

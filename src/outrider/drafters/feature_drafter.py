@@ -1,0 +1,152 @@
+"""Drafting with a head that continues the target's own hidden states, token by token."""
+
+from array import array
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.core.request import Request
+from outrider.core.tree import ROOT
+from outrider.drafters.base import DraftConfig
+from outrider.drafters.entries import Entries
+from outrider.drafters.growth import Draft
+from outrider.drafters.level import level_rows
+from outrider.drafters.slot_memory import SlotMemory, bytes_per_slot
+from outrider.drafters.trained import TrainedDrafter
+from outrider.heads.head import RecurrentHead
+from outrider.model.kv import KVCache
+from outrider.model.loading import LoadedModel
+from outrider.model.segment import Segment
+
+CATCH_UP_ROWS = 512  # rows of one catch-up pass: bounds its memory
+
+
+class Rows(NamedTuple):
+    """A part of a text that the head is about to read."""
+
+    request: Request
+    segment: Segment
+    before: array  # per row the slot of the token before it, whose feature it reads
+
+
+class FeatureDrafter(TrainedDrafter):
+    """A row of the head reads a token and the target's feature of the token before. What it leaves
+    in the KV goes into the token's slot, so that it is a function of that slot's text alone, as
+    the target's own KV is: other texts that share the prefix share it, too.
+
+    In a draft the head's own state stands for features that are not known yet. Those entries serve
+    the draft only: once their tokens are accepted, they are made again from true features.
+    """
+
+    longest = 4
+
+    def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
+        super().__init__(config, target)
+        # Per request: the head's states after the text (ROOT) and after nodes of its draft.
+        self._states: dict[Request, dict[int, Tensor]] = {}
+
+    def bind(self, kv: KVCache) -> None:
+        self.entries = Entries(kv)
+
+    def release(self, request: Request) -> None:
+        super().release(request)
+        self._states.pop(request, None)
+
+    def backlog(self, request: Request) -> int:
+        """Beyond the last token, which every draft starts with."""
+        return len(request.tokens) - 1 - self.entries.valid(request, first=1)
+
+    # ---- reading the text ----
+
+    def _read(self, requests: list[Request]) -> Tensor:
+        missing = [(request, self.entries.valid(request, first=1)) for request in requests]
+        last: dict[Request, Tensor] = {}
+        while missing:
+            parts, left, room = [], [], CATCH_UP_ROWS
+            for request, start in missing:
+                end = min(len(request.tokens), start + room)
+                if end > start:
+                    parts.append(_text_rows(request, start, end))
+                    room -= end - start
+                if end < len(request.tokens):
+                    left.append((request, end))
+            states = self._read_rows(parts)
+            last |= {part.request: rows[-1] for part, rows in zip(parts, states, strict=True)}
+            missing = left
+        self._states |= {request: {ROOT: last[request]} for request in requests}
+        return self._logits(torch.stack([last[request] for request in requests]))
+
+    def _read_rows(self, parts: list[Rows]) -> tuple[Tensor, ...]:
+        """The head's states [rows, hidden size] of each part."""
+        segments = [part.segment for part in parts]
+        before = torch.tensor([slot for part in parts for slot in part.before])
+        features = self.features.at(before.to(self.device)).to(self.dtype)
+        states = self._forward(segments, features)
+        for segment in segments:
+            self.entries.write(segment.slots)
+        return states.split([len(segment) for segment in segments])
+
+    # ---- drafting ----
+
+    def _pass(self, drafts: list[Draft]) -> Tensor:
+        levels = [row for draft in drafts for row in level_rows(draft, first=1)]
+        features = [
+            self._states[level.draft.request][level.draft.parents[node]]
+            for level in levels
+            for node in level.nodes
+        ]
+        segments = [level.segment for level in levels]
+        states = self._forward(segments, torch.stack(features))
+        wanted: list[Tensor] = []
+        for level, rows in zip(levels, states.split([len(s) for s in segments]), strict=True):
+            first = level.segment.logits_from  # rows above it are there for its attention only
+            new = dict(zip(level.nodes[first:], rows[first:], strict=True))
+            self._states[level.draft.request] |= new
+            wanted.append(rows[first:])
+        return self._logits(torch.cat(wanted))
+
+    def _forward(self, segments: list[Segment], features: Tensor) -> Tensor:
+        """The head's states [rows, hidden size]; features [rows, hidden size]."""
+        tokens = [token for segment in segments for token in segment.tokens]
+        positions = [position for segment in segments for position in segment.positions]
+        numbers = torch.tensor([tokens, positions], device=self.device)  # [2, rows]
+        return self._run(segments, features, numbers[0], numbers[1])
+
+    def _run(
+        self, segments: list[Segment], features: Tensor, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """The same; tokens and positions [rows]."""
+        raise NotImplementedError
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return self._over_targets_tokens(self.head.logits(states))
+
+
+class RecurrentDrafter(FeatureDrafter):
+    """With layers of the head's own."""
+
+    head: RecurrentHead
+
+    def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
+        super().__init__(config, target)
+        self._layers = len(self.head.layers)
+        self.bytes_per_slot = bytes_per_slot(self.head.config, self._layers, self.dtype)
+
+    def bind(self, kv: KVCache) -> None:
+        super().bind(kv)
+        self.memory = SlotMemory(self.head.config, self._layers, kv.total, self.dtype, self.device)
+
+    def _run(
+        self, segments: list[Segment], features: Tensor, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        return self.head(features, tokens, positions, self.memory.attend(segments))
+
+
+def _text_rows(request: Request, start: int, end: int) -> Rows:
+    """For tokens[start:end]. The first token has no row: no feature comes before it."""
+    slots = request.slots + request.reserved[: request.pending]
+    segment = Segment.chain(
+        request.tokens[start:end], slots[start:end], slots[1:start], logits_from=0
+    )
+    return Rows(request, segment, slots[start - 1 : end - 1])

@@ -1,0 +1,52 @@
+"""KV of a trained drafter's own layers, in the target's slots."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.heads.block import Attend
+from outrider.model.attention import LayerKV, Pass
+from outrider.model.segment import Segment, group_segments
+
+
+class SlotMemory:
+    def __init__(
+        self, config: Any, layers: int, slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (slots + 1, config.num_key_value_heads, config.head_dim)
+        self.device = device
+        # Not filled: on a CPU, pages that no request ever uses are never taken.
+        self.layers = [
+            LayerKV(
+                torch.empty(shape, dtype=dtype, device=device),
+                torch.empty(shape, dtype=dtype, device=device),
+            )
+            for _ in range(layers)
+        ]
+        for memory in self.layers:
+            memory.keys[0], memory.values[0] = 0, 0  # what padding reads must be finite
+
+    def attend(self, segments: list[Segment]) -> Attend:
+        """For a pass over the rows of `segments`: writes their KV, then attends."""
+        step = pass_over(segments, self.device)
+
+        def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            memory = self.layers[layer]
+            memory.keys.index_copy_(0, step.write_slots, keys)
+            memory.values.index_copy_(0, step.write_slots, values)
+            return step.attend(query, memory, query.shape[-1] ** -0.5, (None, None, None))
+
+        return attend
+
+
+def pass_over(segments: list[Segment], device: torch.device) -> Pass:
+    slots = np.concatenate([np.array(s.slots, dtype=np.int64) for s in segments])
+    groups = [group.to(device) for group in group_segments(segments)]
+    return Pass(torch.from_numpy(slots).to(device), groups)
+
+
+def bytes_per_slot(config: Any, layers: int, dtype: torch.dtype) -> int:
+    size = torch.empty((), dtype=dtype).element_size()
+    return 2 * layers * int(config.num_key_value_heads) * int(config.head_dim) * size

@@ -1,0 +1,57 @@
+"""Trained drafters on a CUDA device; skipped where there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.helpers import make_models
+from tests.heads.compared import ROWS
+from tests.heads.untrained import Heads
+
+from outrider import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+PROMPTS = [[5 + (i * j) % 290 for j in range(1, 4 + 3 * i)] for i in range(1, 9)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_models(Path(tmp_path_factory.mktemp("models"))).target
+
+
+@pytest.fixture(scope="module")
+def heads(target: str, tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    return Heads(target, Path(tmp_path_factory.mktemp("heads")))
+
+
+@pytest.mark.parametrize("kind", list(ROWS))
+@pytest.mark.parametrize("tree", ["chain", [2, 2, 1]])
+def test_ids_and_acceptance_are_those_of_the_cpu(target: str, heads: Heads, kind: str, tree: Any):
+    """Acceptance, too: states that a CUDA graph did not write would show only there."""
+    params = [
+        SamplingParams(
+            temperature=i % 2,
+            seed=i,
+            max_tokens=24,
+            ignore_eos=True,
+            logit_bias=dict.fromkeys((5, 17, 42), 30.0),
+        )
+        for i in range(8)
+    ]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    config = {"model": heads[kind], "tree": tree, "num_speculative_tokens": 4}
+    found = []
+    for device in ("cpu", "cuda"):
+        llm = LLM(target, config, device=device, dtype="float32")
+        results = llm.generate(PROMPTS, params, use_tqdm=False)
+        llm.engine.kv.check()
+        ids = [result.outputs[0].token_ids for result in results]
+        found.append((ids, [result.speculation.accepted for result in results]))
+    assert llm.engine.runner.way.startswith("CUDA graphs")
+    assert sum(found[0][1]) > 20
+    assert found[0] == found[1]
