@@ -21,7 +21,7 @@ def test_bytes_of_graphs(tmp_path: Path) -> None:
     folder = make_tiny("qwen2", tmp_path)
     runner = Runner(load_model(str(folder), dtype="float32", device=str(DEVICE)))
     call, vocabulary = runner.layers[0], runner.vocabulary
-    model = FusedModel(runner.loaded, runner.layers, LONGEST)
+    model = FusedModel(runner.loaded, runner.layers, LONGEST, runner.taps)
     shape = (call.heads, call.kv_heads, call.value_head_size)
     work = Workspace.of(*_workspace_sizes(shape, vocabulary, model.most_parts), DEVICE)
     held = [work.parts, work.weights, SlotTable(LINES, LONGEST, DEVICE).device_table]
