@@ -158,7 +158,7 @@ PROCESSING = [
         "repetition forgets the prompt",
         COUNTS,
         repetition,
-        [("(table.prompt | (table.output > 0))", "(table.output > 0)")],
+        [("dict.fromkeys(request.prompt_ids)", "dict.fromkeys(request.prompt_ids[:0])")],
     ),
     Fault(
         "bad words forget the path",

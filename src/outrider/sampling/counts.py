@@ -1,10 +1,12 @@
 """How often each token occurs, for the requests that have a penalty."""
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,20 +19,27 @@ class Occurrences(NamedTuple):
 
     row: Tensor  # [n] int64
     token: Tensor  # [n] int64
-    output: Tensor  # [n] int32: how often in output and path; 0 where only the prompt holds it
+    output: Tensor  # [n] int64: how often in output and path; 0 where only the prompt holds it
 
 
 @dataclass(eq=False, slots=True)
 class _Table:
-    prompt: Tensor  # [vocabulary] bool: occurs in the prompt
-    output: Tensor  # [vocabulary] int32: occurrences in the committed output
-    tokens: Tensor  # [n] int64: those that occur in either
-    counted: int = 0  # how many output tokens `output` and `tokens` know of
+    """The different tokens of a text, in the order in which they first occurred."""
+
+    tokens: array
+    output: array  # per token: occurrences in the committed output
+    place: dict[int, int]  # token -> its index in both
+    counted: int = 0  # how many output tokens these know of
+
+    def times(self, token: int) -> int:
+        place = self.place.get(token)
+        return 0 if place is None else self.output[place]
 
 
 class Counts:
-    """Tables on the device, made at a penalised request's first use and kept up with its output,
-    which only ever grows; drafted tokens are counted along each row's own path."""
+    """Kept by the host, made at a penalised request's first use and kept up with its output, which
+    only ever grows; drafted tokens are counted along each row's own path. A device gets the numbers
+    of all rows as one copy, and is never waited for."""
 
     def __init__(self, vocabulary: int, device: torch.device | str = "cpu") -> None:
         self.vocabulary = vocabulary
@@ -46,17 +55,19 @@ class Counts:
         A token that is both is in both, and only the second entry counts it in full.
         """
         tables = [self._table(row.request) for row in rows]
-        committed = Occurrences(
-            self._repeat([len(table.tokens) for table in tables]),
-            torch.cat([table.tokens for table in tables]),
-            torch.cat([table.output[table.tokens] for table in tables]),
+        committed = self._sparse(
+            [np.array(table.tokens) for table in tables],
+            [np.array(table.output) for table in tables],
         )
         paths = [Counter(row.path) for row in rows]
-        tokens = [self._ids(path) for path in paths]
-        before = [table.output[ids] for table, ids in zip(tables, tokens)]
-        times = self._ids([n for path in paths for n in path.values()]).int()
-        row = self._repeat([len(path) for path in paths])
-        return committed, Occurrences(row, torch.cat(tokens), torch.cat(before) + times)
+        drafted = self._sparse(
+            [np.array(list(path), dtype=np.int64) for path in paths],
+            [
+                np.array([table.times(token) + n for token, n in path.items()], dtype=np.int64)
+                for table, path in zip(tables, paths, strict=True)
+            ],
+        )
+        return committed, drafted
 
     def release(self, request: Request) -> None:
         """Forget a request; unknown ones (never penalised) are fine."""
@@ -65,21 +76,20 @@ class Counts:
     def _table(self, request: Request) -> _Table:
         table = self._tables.get(request)
         if table is None:
-            prompt = torch.zeros(self.vocabulary, dtype=torch.bool, device=self.device)
-            prompt[self._ids(request.prompt_ids)] = True
-            output = torch.zeros(self.vocabulary, dtype=torch.int32, device=self.device)
-            table = self._tables[request] = _Table(prompt, output, prompt.nonzero()[:, 0])
-        fresh = request.output_ids[table.counted :]
-        if fresh:
-            ids = self._ids(fresh)
-            table.output.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
-            table.tokens = (table.prompt | (table.output > 0)).nonzero()[:, 0]
-            table.counted += len(fresh)
+            tokens = array("q", dict.fromkeys(request.prompt_ids))
+            places = {token: i for i, token in enumerate(tokens)}
+            table = self._tables[request] = _Table(tokens, array("q", [0]) * len(tokens), places)
+        for token in request.output_ids[table.counted :]:
+            place = table.place.setdefault(token, len(table.tokens))
+            if place == len(table.tokens):
+                table.tokens.append(token)
+                table.output.append(0)
+            table.output[place] += 1
+        table.counted = len(request.output_ids)
         return table
 
-    def _ids(self, values: Iterable[int]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.int64, device=self.device)
-
-    def _repeat(self, times: list[int]) -> Tensor:
-        """0 times[0] times, 1 times[1] times, ..."""
-        return torch.arange(len(times), device=self.device).repeat_interleave(self._ids(times))
+    def _sparse(self, tokens: list[np.ndarray], output: list[np.ndarray]) -> Occurrences:
+        """From the tokens of each row and how often they stand in its output."""
+        row = np.repeat(np.arange(len(tokens)), [len(own) for own in tokens])
+        packed = np.stack([row, np.concatenate(tokens), np.concatenate(output)])  # [3, n]
+        return Occurrences(*torch.from_numpy(packed).to(self.device, non_blocking=True))
