@@ -13,6 +13,7 @@ from outrider.drafters.merging import merge
 from outrider.drafters.registry import drafter_class, make_drafter, parse_config
 from outrider.engine.policy.explain import Decisions, Explanation, explain
 from outrider.engine.policy.gate import Outlook, Pass, Size
+from outrider.engine.policy.interest import Rest
 from outrider.engine.policy.policy import Policy
 from outrider.model.kv import KVCache
 from outrider.model.runner import Runner
@@ -58,6 +59,8 @@ class Drafting:
         self._lessons: list[tuple[Request, str, TokenTree, list[int]]] = []  # for the policy
         self.decisions = Decisions()
         self.model_seconds = 0.0  # spent by drafters that run a model
+        self.hurried = False  # whether the device waits for the host, as the engine has last seen
+        self._rest = Rest()
 
     @property
     def bytes_per_slot(self) -> int:
@@ -190,9 +193,13 @@ class Drafting:
         trees = {r: self._as_proposed(r) for r in fixed}
         taken = sum(len(tree) for tree in trees.values())
         base = base._replace(rows=base.rows + taken)
-        if free:
-            trees |= self._decide(free, budget, base, room - taken)
-        return [trees[request] for request in batch]
+        if free and self._rest.over():
+            decided = self._decide(free, budget, base, room - taken)
+            futile = not any(map(len, decided.values()))
+            self._rest.learn(futile, self.hurried and not self.policy.always)
+            trees |= decided
+        nothing = TokenTree.empty()
+        return [trees.get(request, nothing) for request in batch]
 
     def _as_proposed(self, request: Request) -> TokenTree:
         proposals = self._proposals[request]
@@ -314,6 +321,9 @@ class Drafting:
     def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
         """What the target wrote, held against all that was proposed, checked or not."""
         checked: dict[Drafter, list[tuple[Request, TokenTree, Verdict]]] = {}
+        if not any(self._proposals.values()):
+            self.decisions.count(len(batch), 0, 0, times=len(batch))
+            return
         for request, tree, verdict in zip(batch, trees, verdicts, strict=True):
             text = [*(tree.tokens[node] for node in verdict.kept), verdict.next_token]
             self.decisions.count(len(batch), len(tree), len(verdict.kept))

@@ -42,6 +42,7 @@ from outrider.verify import pass_can_choose, verify, verify_chosen
 
 log = logging.getLogger(__name__)
 
+HURRIED = 0.05  # of a step: who waits less for the device than that keeps it waiting
 GPU_ROWS, CPU_ROWS = 2048, 512  # of a pass, where the user does not say
 
 
@@ -267,12 +268,23 @@ class Engine:
         complete = [i for i, item in enumerate(work) if item.completes]
         requests = [work[i].sequence.request for i in complete]
         trees = [launched.trees[i] for i in complete]
-        chosen = launched.chosen() if all(pass_can_choose(r, method) for r in requests) else None
+        chosen = (
+            self._chosen(launched) if all(pass_can_choose(r, method) for r in requests) else None
+        )
         if chosen is not None:
             verdicts = verify_chosen(trees, requests, chosen)
         else:
             verdicts = verify(trees, requests, launched.flight.logits, self.counts, method)
         return dict(zip(complete, verdicts, strict=True))
+
+    def _chosen(self, launched: Launched) -> list[int] | None:
+        """The pass's own tokens, waited for; whether that took long tells who is the slower one."""
+        start = perf_counter()
+        chosen = launched.chosen()
+        now = perf_counter()
+        late = now - start < HURRIED * (now - self._landed_at)
+        self.drafting.hurried = late and self.runner.runs_ahead
+        return chosen
 
     def _time(self, launched: Launched) -> None:
         """Note what the pass took, for the policy. Only passes that nothing but write tell what

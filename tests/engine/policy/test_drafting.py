@@ -210,3 +210,17 @@ def test_a_lookup_that_gains_nothing_is_seldom_asked_where_its_time_would_show()
     replay.policy.draft_always()  # as audits have it
     replay.run(8, 100)
     assert sum(kind.calls) - asked >= 8 * 98
+
+
+def test_who_keeps_the_device_waiting_thinks_seldom_of_what_does_not_pay() -> None:
+    kind = type("Hopeless", (Counted,), {"honesty": lambda request: 0.0, "calls": []})
+    calm, hurried = Replay([kind]), Replay([kind])
+    calm.run(4, 200)
+    asked = len(kind.calls)
+    hurried.drafting.hurried = True
+    hurried.run(4, 200)
+    assert len(kind.calls) - asked < asked / 4
+    # What pays is thought of all the same.
+    good = Replay([oracle(0.9)])
+    good.drafting.hurried = True
+    assert good.run(1, 300).speed_up > 0.97 * Replay([oracle(0.9)]).run(1, 300).speed_up

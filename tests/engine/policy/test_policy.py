@@ -7,6 +7,7 @@ from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.engine.policy.cost import Measured
 from outrider.engine.policy.gate import SHORTEST_PAUSE, Outlook, Pass, Size
+from outrider.engine.policy.interest import RARELY, Interest
 from outrider.engine.policy.policy import Policy
 
 FLAT = Measured([1, 64], [10.0, 10.0], context=256)  # rows cost nothing
@@ -71,6 +72,13 @@ def test_a_gain_within_the_error_is_left_alone_but_in_audits() -> None:
     assert policy.choose([[0.05]], ALONE, 8).kept == [[0]]
     policy.draft_always()
     assert policy.choose([[0.01]], ALONE, 8).kept == [[0]]
+
+
+def test_looks_that_gain_nothing_take_a_small_share_of_the_time() -> None:
+    interest = Interest(gain=0.0)
+    for price in (0.01, 1.0, 10.0):
+        asked = sum(interest.due(price) for _ in range(4000))
+        assert 0 < asked * price <= max(0.021 * 4000, price * 4000 / RARELY)
 
 
 def test_newcomers_inherit_how_much_a_lookup_gains() -> None:

@@ -17,8 +17,8 @@ class Decisions:
         self.nodes: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self.accepted: Counter[int] = Counter()
 
-    def count(self, sequences: int, nodes: int, accepted: int) -> None:
-        self.nodes[sequences][nodes] += 1
+    def count(self, sequences: int, nodes: int, accepted: int, times: int = 1) -> None:
+        self.nodes[sequences][nodes] += times
         self.accepted[sequences] += accepted
 
 

@@ -1,9 +1,10 @@
-"""How often a lookup is worth its microseconds."""
+"""How often a lookup is worth its microseconds, and thinking about drafts at all."""
 
 from dataclasses import dataclass
 
 KEEP = 0.8  # of a request's mean gain, per time the lookup is asked
 RARELY = 8  # steps between two looks at a lookup that gains nothing
+REST = 16  # steps without a thought, where thoughts are dear
 FUTILE = 0.02  # of the time at most goes into such looks
 
 
@@ -25,3 +26,20 @@ class Interest:
 
     def learn(self, expected: float) -> None:
         self.gain = KEEP * self.gain + (1 - KEEP) * expected
+
+
+@dataclass
+class Rest:
+    """While a GPU is at a pass, the host's thoughts cost nothing, unless they take longer than the
+    pass, as they do in a large batch. Then a batch for which nothing was worth drafting is left
+    alone for some steps."""
+
+    _left: int = 0
+
+    def over(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def learn(self, futile: bool, hurried: bool) -> None:
+        """Of a decision: whether it drafted nothing, and whether the device had to wait for it."""
+        self._left = REST if futile and hurried else 0

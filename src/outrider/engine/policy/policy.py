@@ -23,7 +23,7 @@ class Policy:
 
     def __init__(self, calibrate: Callable[[], Measured]) -> None:
         self._calibrate = calibrate
-        self._always = False  # draft whatever is proposed
+        self.always = False  # draft whatever is proposed
         self.timings: defaultdict[str, Timing] = defaultdict(Timing)
         self.waited = Waiting()
         self.reset()
@@ -44,7 +44,7 @@ class Policy:
         """Take rows for free, so that whatever is proposed is checked: for audits, which look at
         drafts and not at speed."""
         self.cost = PassCost(Measured([1, 2], [1.0, 1.0], context=256), fixed=True)
-        self._always = True
+        self.always = True
 
     # ---- acceptance ----
 
@@ -77,7 +77,7 @@ class Policy:
     def worth_a_look(self, request: Request, drafter: str, seconds_per_token: float) -> bool:
         """Whether to ask a lookup: always, while what it gains is worth its time, else now and then
         to see whether that has changed."""
-        if self._always:
+        if self.always:
             return True
         spent = self.timings[drafter].per_request or 0.0
         return self._interest(request, drafter).due(spent / seconds_per_token)
@@ -111,7 +111,7 @@ class Policy:
             room,
             seconds,
             base.log_gain,
-            margin=0.0 if self._always else MARGIN,
+            margin=0.0 if self.always else MARGIN,
         )
 
     def ask(
