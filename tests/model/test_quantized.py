@@ -18,7 +18,7 @@ from outrider.cli import main
 from outrider.core.errors import ConfigError, ModelError
 from outrider.engine.policy import calibration
 from outrider.model import quantized
-from outrider.model.admission import allowed_error
+from outrider.model.admission import admit, allowed_error
 from outrider.model.loading import LoadedModel, load_model
 from outrider.model.quantized import is_plain, quantization_of, weight_bytes
 from outrider.model.runner import Runner
@@ -204,3 +204,13 @@ def test_the_command_line(target: str, capsys: pytest.CaptureFixture[str]) -> No
         assert "unknown quantization 'int7'" in capsys.readouterr().err
     assert main.run(["audit", "--against", "http://localhost:1/v1", *argv, "int8"]) == 2
     assert "--quantization" in capsys.readouterr().err
+
+
+def test_methods_that_may_round_activations_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = load_model(str(make_tiny("llama", tmp_path)), dtype="float32", device="cpu")
+    admit(loaded)
+    assert not caplog.records
+    admit(dataclasses.replace(loaded, quantization="bitsandbytes"))
+    assert "depend on their neighbours" in caplog.text

@@ -17,6 +17,8 @@ from outrider.model.loading import LoadedModel
 from outrider.model.quantized import KINDS as WEIGHTS_ONLY
 from outrider.model.segment import Segment, group_segments
 
+log = logging.getLogger(__name__)
+
 # Two short texts of different length, packed: a leak from one into the other shows.
 PROBE_LENGTHS = (5, 9)
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}  # relative; 16-bit types: LOW_PRECISION
@@ -46,13 +48,23 @@ def admit(loaded: LoadedModel) -> list[LayerCall]:
             f"{loaded.name} ({kind}) cannot be run: its packed pass differs from transformers' own "
             f"by {error:.1e} (allowed {allowed:.0e}); this family is not supported"
         )
+    if _rounds_activations(loaded):
+        log.warning(
+            "%s: %s may round activations by all rows of a product together; then texts depend on "
+            "their neighbours in a batch, drafts included. Weight-only methods do not do that",
+            loaded.name, loaded.quantization,
+        )  # fmt: skip
     return layers
+
+
+def _rounds_activations(loaded: LoadedModel) -> bool:
+    return loaded.quantization not in (None, *WEIGHTS_ONLY)
 
 
 def allowed_error(loaded: LoadedModel) -> float:
     """What `difference` may be between two ways that do the same. A checkpoint's own quantisation
     may round activations, too, whatever precision they arrive in."""
-    if loaded.quantization not in (None, *WEIGHTS_ONLY):
+    if _rounds_activations(loaded):
         return LOW_PRECISION
     return TOLERANCE.get(loaded.dtype, LOW_PRECISION)
 
