@@ -112,6 +112,58 @@ def test_drafts_do_not_make_a_pass_too_large_to_be_replayed(models: Models, leng
     assert 5 < graphs.largest <= 12
 
 
+@pytest.mark.parametrize("options", [{}, {"top_k": 40, "logprobs": 2}])
+def test_who_leaves_while_a_pass_with_drafts_is_under_way_changes_nothing_for_others(
+    models: Models, options: dict[str, Any]
+) -> None:
+    """The pass begins before this step's text is told, so that anybody may end in between."""
+    asked = [
+        (random_prompt(i, 9), SamplingParams(temperature=i / 3, seed=i, max_tokens=30, **options))
+        for i in range(5)
+    ]
+    config = {"model": models.noisy, "num_speculative_tokens": 3}
+    llm, _ = make_ahead(models, config)
+    engine, texts, begun = llm.engine, {}, 0
+    for i, (prompt, params) in enumerate(asked):
+        engine.add(prompt, params, f"{i}")
+    for step in range(200):
+        for delta in engine.step():
+            if delta.result is not None:
+                texts[delta.request_id] = delta.result.outputs[0]
+        begun += engine._ahead is not None and any(map(len, engine._ahead.trees))
+        if step in (4, 7):
+            engine.abort("1" if step == 4 else "3")
+    assert begun > 5 and engine.idle and engine._ahead is None
+    engine.kv.check()
+    plain = run(make_llm(models.target), asked)
+    for i in (0, 2, 4):
+        assert texts[f"{i}"].token_ids == plain[i].outputs[0].token_ids
+        assert texts[f"{i}"].text == plain[i].outputs[0].text
+
+
+def test_a_drafter_that_fails_ahead_of_its_turn_fails_in_its_turn(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, _ = make_ahead(models, "auto")
+    engine = llm.engine
+    for i, (prompt, params) in enumerate(greedy(2, max_tokens=30, ignore_eos=True)):
+        engine.add(prompt, params, f"{i}")
+    for _ in range(4):
+        engine.step()
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no idea")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.drafting, "propose", broken)
+        with pytest.raises(RuntimeError, match="no idea"):
+            for _ in range(3):
+                engine.step()
+    while not engine.idle:
+        engine.step()
+    engine.kv.check()
+
+
 def test_texts_end_at_any_time(models: Models) -> None:
     """By length, by a stop token that nobody could foresee, by a stop string."""
     asked = greedy(12, max_tokens=40, stop_token_ids=[*range(20, 120)])

@@ -51,8 +51,10 @@ class Commit:
             if request.params.logprobs is not None:
                 asked[i] = Written(request, tree, verdict, row)
             row += 1 + len(tree)
-        logits = launched.flight.logits
-        found = token_logprobs(list(asked.values()), logits, self.counts, self.tokenizer)
+        if not asked:
+            return {}
+        written = list(asked.values())
+        found = token_logprobs(written, launched.logits, self.counts, self.tokenizer)
         return dict(zip(asked, found, strict=True))
 
     def _append(

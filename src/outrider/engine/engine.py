@@ -214,7 +214,8 @@ class Engine:
         try:
             # While a pass that ran ahead is under way, drafts come too late for it; but they tell
             # whether the next one should wait for drafts.
-            trees = self._draft(work)
+            drafted = launched is not None and launched.drafted
+            trees = launched.trees if launched and drafted else self._draft(work)
             launched = launched or self._launch(work, trees)
             if not any(map(len, trees)):
                 self._ahead = self._start_next(launched)
@@ -233,7 +234,26 @@ class Engine:
             raise
         self._review(launched, verdicts)
         self._observe(self.commit(launched, verdicts, ahead=self._ahead is not None))
+        for item in work:
+            if item.sequence.finish_reason is not None:
+                self._leave(item.sequence)
+        self._ahead = self._ahead or self._begin_next()
         return self._emit(work)
+
+    def _begin_next(self) -> Launched | None:
+        """The pass that had to wait for the last one's tokens, where a GPU can be at it while the
+        host tells what was written: only texts being written, nobody to be admitted."""
+        if not self.runner.runs_ahead or not self.scheduler.only_writes:
+            return None
+        work = self.scheduler.schedule()
+        try:
+            return self._launch(work, self._draft(work))
+        except BaseException as error:
+            for item in work:
+                self.kv.commit(item.sequence.request, [])
+            if isinstance(error, Exception):
+                return None  # the next step tries again, and says what is wrong
+            raise
 
     @phase("draft")
     def _draft(self, work: list[Work]) -> list[TokenTree]:
@@ -255,7 +275,7 @@ class Engine:
     def _launch(self, work: list[Work], trees: list[TokenTree]) -> Launched:
         segments = [segment_of(item, tree) for item, tree in zip(work, trees, strict=True)]
         start = perf_counter()
-        return Launched(work, trees, self.runner.launch(segments), start)
+        return Launched(work, trees, self.runner.launch(segments), start, drafted=True)
 
     @phase("forward")
     def _start_next(self, launched: Launched) -> Launched | None:
@@ -274,7 +294,7 @@ class Engine:
         if chosen is not None:
             verdicts = verify_chosen(trees, requests, chosen)
         else:
-            verdicts = verify(trees, requests, launched.flight.logits, self.counts, method)
+            verdicts = verify(trees, requests, launched.logits, self.counts, method)
         return dict(zip(complete, verdicts, strict=True))
 
     def _chosen(self, launched: Launched) -> list[int] | None:
@@ -331,13 +351,10 @@ class Engine:
         self.drafting.observe(spans)
 
     def _emit(self, work: list[Work]) -> list[Delta]:
-        """What each sequence gained; those that ended leave."""
+        """What each sequence gained."""
         deltas = []
         for item in work:
-            sequence = item.sequence
-            if sequence.finish_reason is not None:
-                self._leave(sequence)
-            delta = sequence.delta()
+            delta = item.sequence.delta()
             if delta.token_ids or delta.finish_reason:
                 deltas.append(delta)
         self._check_when_idle()

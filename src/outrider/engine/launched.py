@@ -3,6 +3,8 @@
 from array import array
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from outrider.core.request import Request
 from outrider.core.tree import ROOT, TokenTree
 from outrider.engine.scheduler import Scheduler, Work
@@ -16,6 +18,7 @@ class Launched:
     trees: list[TokenTree]
     flight: Flight
     started: float  # perf_counter
+    drafted: bool = False  # whether its trees were asked for; a pass that ran ahead has none
     rows: list[int] | None = None  # of the pass that still matter; None: all
 
     def chosen(self) -> list[int] | None:
@@ -25,14 +28,27 @@ class Launched:
         tokens = self.flight.landed()
         return tokens if self.rows is None else [tokens[row] for row in self.rows]
 
+    @property
+    def logits(self) -> Tensor:
+        """[rows that still matter, vocabulary]."""
+        return self.flight.logits if self.rows is None else self.flight.logits[self.rows]
+
     def still_wanted(self, scheduler: Scheduler) -> "Launched | None":
-        """Of a pass that ran ahead, what is left after some of its texts have ended meanwhile."""
+        """Of a pass that was started ahead, what is left after some of its texts have ended
+        meanwhile. It only writes: each text has a root and its nodes in it."""
         running = set(scheduler.running)
-        going = [i for i, item in enumerate(self.work) if item.sequence in running]
-        if not going:
+        work, trees, first = [], [], 0
+        rows: list[int] = []
+        for item, tree in zip(self.work, self.trees, strict=True):
+            end = first + 1 + len(tree)
+            if item.sequence in running:
+                work.append(item)
+                trees.append(tree)
+                rows += range(first, end)
+            first = end
+        if not work:
             return None
-        work, trees = [self.work[i] for i in going], [self.trees[i] for i in going]
-        return Launched(work, trees, self.flight, self.started, going)
+        return Launched(work, trees, self.flight, self.started, self.drafted, rows)
 
 
 def segment_of(item: Work, tree: TokenTree) -> Segment:

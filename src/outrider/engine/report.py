@@ -53,8 +53,6 @@ def token_logprobs(
     """Per request one entry for each token, for those that asked for them; all at once, so that a
     GPU is waited for once. To be called before the tokens are committed: processed scores depend
     on what was written before each row."""
-    if not written:
-        return []
     scores = logits[[row for each in written for row in each.logit_rows]].float()
     _process_some(scores, written, counts)
     tokens = torch.tensor([token for each in written for token in each.tokens])

@@ -51,6 +51,12 @@ class Scheduler:
         """Whether somebody waits who need not wait for another to end."""
         return bool(self.waiting) and len(self.running) < self.max_sequences
 
+    @property
+    def only_writes(self) -> bool:
+        """Whether the next pass reads no prompts: each text has one pending token."""
+        writing = all(sequence.request.pending == 1 for sequence in self.running)
+        return bool(self.running) and writing and not self.would_admit
+
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
