@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": Command("outrider.cli.generate:generate", "Answer one prompt."),
     "chat": Command("outrider.cli.chat:chat", "Talk with a model in the terminal."),
     "bench": Command("outrider.bench.command:bench", "Measure drafters against plain decoding."),
+    "train": Command("outrider.train.command:train_command", "Train a drafter for a model."),
     "pull": Command("outrider.cli.pull:pull", "Fetch a built-in model and print its folder."),
     "models": Command("outrider.cli.models:models", "List the built-in models."),
     "audit": Command("outrider.cli.audit:audit", "Prove that speculation is lossless."),

@@ -1,0 +1,1 @@
+"""Training of drafters for a target: `outrider train`."""

@@ -1,0 +1,208 @@
+"""What the drafters learn: to say what the target says, some tokens ahead."""
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.train.batch import Batch, Vocabulary
+
+DEPTHS = 5  # of EAGLE-3's own states that training goes through
+FADING = 0.8  # of the weight of a guess, per depth
+ANCHORS = 32  # places per text where a block begins
+BLOCK_FADING = 4.0  # places over which the weight of a block's guess falls to 1 / e
+
+
+class Learned(NamedTuple):
+    loss: Tensor
+    agreed: Tensor  # [depths] float: how often the likeliest guess is the target's, once so deep
+    counted: Tensor  # [depths] float: out of how many
+
+
+class Objective(Protocol):
+    def __call__(
+        self, head: Any, batch: Batch, words: Vocabulary, random: torch.Generator
+    ) -> Learned: ...
+
+
+def medusa(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) -> Learned:
+    loss, tallies = batch.states.new_zeros(()).float(), []
+    states, length = batch.states.to(head.dtype), batch.tokens.shape[1]
+    reached = torch.ones_like(batch.learned)
+    for index in range(head.options.heads):
+        ahead = index + 1  # the target's own guess is for the token after the state's
+        if ahead >= length:
+            break
+        guess = head(states[:, :-ahead], index)  # [texts, length - ahead, draft vocabulary]
+        truth, told = batch.logits[:, ahead:], _learned_after(batch, ahead)
+        loss = loss + FADING**index * _soft_loss(guess, truth, words, told)
+        reached = reached[:, : told.shape[1]] & told
+        hit = _agrees(guess, truth, words)
+        tallies.append((hit & reached, reached))
+        reached = reached & hit
+    return _tally(loss, tallies)
+
+
+def eagle3(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) -> Learned:
+    """Each depth reads the head's own state of the depth above in place of the target's, and the
+    text's token: as when it drafts, with guesses that hold."""
+    rows = batch.tokens.shape[1] - 1  # of true features: each with the token after it
+    features = head.project(batch.states[:, :rows].to(head.dtype))
+    loss, tallies = features.new_zeros(()).float(), []
+    memory: list[list[tuple[Tensor, Tensor]]] = [[] for _ in head.layers]
+    reached = None
+    for depth in range(DEPTHS):
+        columns = rows - depth
+        if columns < 1:
+            break
+        tokens = batch.tokens[:, 1 + depth : 1 + depth + columns]
+        places = torch.arange(depth, depth + columns, device=tokens.device)
+        states = head(
+            features[:, :columns],
+            tokens,
+            places.expand(tokens.shape),
+            _by_column(memory, columns),
+        )
+        guess = head.logits(states)
+        truth = batch.logits[:, 1 + depth : 1 + depth + columns]
+        told = _learned_after(batch, 1 + depth)[:, :columns]
+        loss = loss + FADING**depth * _soft_loss(guess, truth, words, told)
+        hit = _agrees(guess, truth, words)
+        reached = told if reached is None else reached[:, :columns] & told
+        tallies.append((hit & reached, reached))
+        reached = reached & hit
+        features = states
+    return _tally(loss, tallies)
+
+
+def _by_column(memory: list[list[tuple[Tensor, Tensor]]], columns: int) -> Any:
+    """Attention of a depth: over the true rows up to its column, and over the rows of the depths
+    above in the same column. What it sees is remembered for the depths below."""
+
+    def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        known = memory[layer]
+        known.append((keys, values))
+        group = query.shape[2] // keys.shape[2]
+        q = query.float() * query.shape[-1] ** -0.5  # [texts, columns, heads, size]
+        true_keys, true_values = (x.float().repeat_interleave(group, 2) for x in known[0])
+        scores = torch.einsum("bqhs,bkhs->bhqk", q, true_keys)
+        rows = true_keys.shape[1]
+        seen = torch.ones(columns, rows, dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~seen, -torch.inf)
+        own = [
+            (k[:, :columns].float().repeat_interleave(group, 2),
+             v[:, :columns].float().repeat_interleave(group, 2))
+            for k, v in known[1:]
+        ]  # fmt: skip
+        along = [torch.einsum("bqhs,bqhs->bhq", q, k)[..., None] for k, _ in own]
+        weights = torch.cat([scores, *along], -1).softmax(-1)
+        mixed = torch.einsum("bhqk,bkhs->bqhs", weights[..., :rows], true_values)
+        for i, (_, v) in enumerate(own):
+            mixed = mixed + weights[..., rows + i].transpose(1, 2)[..., None] * v
+        return mixed.to(query.dtype)
+
+    return attend
+
+
+def dspark(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) -> Learned:
+    """Blocks below random places of the answers. A place sees the text before its anchor only."""
+    texts, length = batch.tokens.shape
+    guesses = head.options.guesses
+    anchors = _anchors(batch, guesses, random)  # [texts, anchors]
+    features = head.project(batch.states.to(head.dtype))
+    places = torch.arange(length, device=anchors.device)
+    context = head.context(features, places.expand(texts, length))
+    states = head(
+        batch.tokens.gather(1, anchors), anchors, _in_blocks(context, anchors, head.options.block)
+    )  # [texts, anchors, block, hidden size]
+    first = head.place_of(1)
+    states = states[:, :, first : first + guesses]
+    depth = torch.arange(guesses, device=anchors.device)
+    at = (anchors[..., None] + depth).clamp(max=length - 1)  # [texts, anchors, guesses]
+    flat = at.flatten(1)
+    before = batch.tokens.gather(1, flat).view_as(at)
+    guess = head.guess(states, before, head.no_memory(states)).logits
+    inside = anchors[..., None] + depth + 1 < length
+    after = (flat + 1).clamp(max=length - 1)
+    told = batch.learned.gather(1, after).view_as(at) & inside
+    index = flat[..., None].expand(-1, -1, batch.logits.shape[-1])
+    truth = batch.logits.gather(1, index).unflatten(1, at.shape[1:])
+    p, missing = words.of_target(truth)
+    q = guess.float().softmax(-1)
+    distance = (q - p).abs().sum(-1) + missing  # twice the share of guesses that are rejected
+    label = words.place[batch.tokens.gather(1, after).view_as(at)]
+    certain = functional.cross_entropy(
+        guess.float().flatten(0, -2), label.clamp(min=0).flatten(), reduction="none"
+    ).view_as(at)
+    each = 0.1 * certain * (label >= 0) + 0.9 * distance
+    if head.options.confidence:
+        sure = head.confidence(states, before).float().clamp(1e-6, 1 - 1e-6)
+        kept = (1 - distance.detach() / 2).clamp(0, 1)
+        each = each + functional.binary_cross_entropy(sure, kept, reduction="none")
+    weight = told * torch.exp(-depth / BLOCK_FADING)
+    loss = (each * weight).sum() / weight.sum().clamp(min=1)
+    hits = _agrees(guess, truth, words) & told
+    reached = torch.cat([told[..., :1], told[..., 1:] & hits.cumprod(-1).bool()[..., :-1]], -1)
+    return Learned(loss, (hits & reached).float().sum((0, 1)), reached.float().sum((0, 1)))
+
+
+def _anchors(batch: Batch, guesses: int, random: torch.Generator) -> Tensor:
+    """[texts, anchors]: positions whose next token was written by the target."""
+    next_learned = batch.learned[:, 1:].float()
+    chance = next_learned + 1e-9
+    return torch.multinomial(
+        chance.cpu(), min(ANCHORS, chance.shape[1]), replacement=True, generator=random
+    ).to(batch.tokens.device)
+
+
+def _in_blocks(context: list[tuple[Tensor, Tensor]], anchors: Tensor, block: int) -> Any:
+    """Attention of all places of all blocks of a text at once."""
+    count = anchors.shape[1]
+    length = context[0][0].shape[1]
+    device = anchors.device
+    text = torch.arange(length, device=device) < anchors[..., None]  # [texts, anchors, length]
+    text = text.repeat_interleave(block, 1)  # [texts, anchors * block, length]
+    own = torch.arange(count, device=device).repeat_interleave(block)
+    same = (own[:, None] == own).expand(len(anchors), -1, -1)
+    seen = torch.cat([text, same], -1)[:, None]  # [texts, 1, places, length + places]
+
+    def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        k, v = (
+            torch.cat([old, new.flatten(1, 2)], 1)
+            for old, new in zip(context[layer], (keys, values), strict=True)
+        )
+        q, k, v = (x.transpose(1, 2) for x in (query.flatten(1, 2), k, v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        return mixed.transpose(1, 2).unflatten(1, (count, block))
+
+    return attend
+
+
+def _learned_after(batch: Batch, ahead: int) -> Tensor:
+    """[texts, length - ahead]: whether the token that `ahead` places further a row guesses after
+    was written by the target."""
+    shifted = torch.zeros_like(batch.learned[:, ahead:])
+    shifted[:, :-1] = batch.learned[:, ahead + 1 :]
+    return shifted
+
+
+def _soft_loss(guess: Tensor, truth: Tensor, words: Vocabulary, told: Tensor) -> Tensor:
+    """Cross entropy against the target's distribution over the drafter's tokens."""
+    p, missing = words.of_target(truth)
+    p = p / (1 - missing).clamp(min=1e-6)[..., None]
+    each = -(p * guess.float().log_softmax(-1)).sum(-1)
+    known = told & (words.place[truth.argmax(-1)] >= 0)
+    return (each * known).sum() / known.sum().clamp(min=1)
+
+
+def _agrees(guess: Tensor, truth: Tensor, words: Vocabulary) -> Tensor:
+    return words.ids[guess.argmax(-1)] == truth.argmax(-1)
+
+
+def _tally(loss: Tensor, tallies: list[tuple[Tensor, Tensor]]) -> Learned:
+    agreed = torch.stack([hit.float().sum() for hit, _ in tallies])
+    return Learned(loss, agreed, torch.stack([seen.float().sum() for _, seen in tallies]))
+
+
+OBJECTIVES: dict[str, Objective] = {"medusa": medusa, "eagle3": eagle3, "dspark": dspark}

@@ -1,0 +1,144 @@
+"""Drafters learn from what a tiny target writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny import make_tiny, make_tokenizer
+
+from outrider import LLM, SamplingParams
+from outrider.cli import main
+from outrider.core.errors import OutriderError
+from outrider.train.batch import Vocabulary
+from outrider.train.loop import Judgement, Plan, train
+from outrider.train.start import new_head
+from outrider.train.texts import Text, load_texts, save_texts, self_written
+
+KINDS = ["medusa", "eagle3", "dspark"]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = make_tiny("llama", tmp_path_factory.mktemp("target"), num_hidden_layers=4)
+    make_tokenizer(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def llm(target: str) -> LLM:
+    return LLM(target, None, device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def texts(llm: LLM) -> list[Text]:
+    """Greedy, from few starts: little to learn, soon learned."""
+    prompts: list[Any] = [[5 + i, 9 + i] for i in range(24)]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    results = llm.generate(prompts, params, use_tqdm=False)
+    return [Text([*p, *r.outputs[0].token_ids], len(p)) for p, r in zip(prompts, results)]
+
+
+def words_of(texts: list[Text], llm: LLM, most: int = 200) -> Vocabulary:
+    return Vocabulary.of(texts, most, llm.engine.runner.vocabulary, {0})
+
+
+def plain_model(target: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+
+
+def taught(
+    target: str, llm: LLM, texts: list[Text], kind: str, folder: Path, steps: int, **options: Any
+) -> list[Judgement]:
+    torch.manual_seed(0)
+    model, words = plain_model(target), words_of(texts, llm)
+    head, config = new_head(kind, model, words)
+    # The held-out texts are learned, too: a random model has no rule that would carry over.
+    plan = Plan(kind, steps, texts_per_step=12, every=5, seed=1, learning_rate=1e-2)
+    return train(model, head, config, [*texts[:4], *texts], words, plan, folder, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_learns_and_what_it_wrote_drafts(
+    target: str, llm: LLM, texts: list[Text], kind: str, tmp_path: Path
+) -> None:
+    judged = taught(target, llm, texts, kind, tmp_path, steps=80)
+    assert judged[-1].loss < judged[0].loss
+    assert judged[-1].length > judged[0].length + 0.1
+    fast = LLM(target, {"model": str(tmp_path)}, device="cpu", dtype="float32")
+    assert fast.drafter_name == kind
+    fast.engine.policy.draft_always()
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts: list[Any] = [text.tokens[: text.prompt] for text in texts[:4]]
+    for text, result in zip(texts, fast.generate(prompts, params, use_tqdm=False)):
+        assert result.outputs[0].token_ids == text.tokens[text.prompt :]
+        assert result.speculation.accepted > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_goes_on_to_the_same_result(
+    target: str, llm: LLM, texts: list[Text], kind: str, tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir(), parts.mkdir()
+    taught(target, llm, texts, kind, whole, steps=10)
+
+    def killed(step: int, *_: Any) -> None:
+        if step == 7:  # after the checkpoint of step 5
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        taught(target, llm, texts, kind, parts, steps=10, tell=killed)
+    judged = taught(target, llm, texts, kind, parts, steps=10)
+    assert [each.step for each in judged] == [5, 10]
+    assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(
+    target: str, llm: LLM, texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught(target, llm, texts, "medusa", tmp_path, steps=5)
+    kept = (tmp_path / "checkpoint.pt").read_bytes()
+    monkeypatch.setattr("outrider.train.objective._soft_loss", lambda *_: torch.tensor(torch.nan))
+    with pytest.raises(OutriderError, match="learning-rate"):
+        taught(target, llm, texts, "medusa", tmp_path, steps=8)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == kept
+
+
+def test_a_target_writes_its_own_texts(llm: LLM, tmp_path: Path) -> None:
+    found = list(self_written(llm, count=6, longest=160, temperature=1.0, seed=0))
+    assert found and all(0 < text.prompt < len(text.tokens) <= 160 for text in found)
+    assert found == list(self_written(llm, count=6, longest=160, temperature=1.0, seed=0))
+    save_texts(found, tmp_path / "texts.jsonl")
+    assert load_texts(tmp_path / "texts.jsonl") == found
+
+
+def test_the_vocabulary_is_what_is_written_most(llm: LLM) -> None:
+    text = Text([9, 9, 5, 5, 5, 7, 7, 8], prompt=2)
+    words = Vocabulary.of([text], 3, 20, always={0})
+    assert words.ids.tolist() == [0, 5, 7]
+    assert (torch.arange(3) + words.d2t).tolist() == [0, 5, 7]
+    p, missing = words.of_target(torch.zeros(20))
+    assert torch.allclose(p, torch.full((3,), 0.05)) and abs(float(missing) - 0.85) < 1e-6
+
+
+def test_the_command_trains_and_goes_on(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "drafter"
+    asked = ["train", "dspark", "--target", target, "--out", str(out), "--texts", "6"]
+    asked += ["--longest", "120", "--texts-per-step", "2", "--device", "cpu", "--dtype", "float32"]
+    assert main.run([*asked, "--steps", "2"]) == 0
+    assert "tokens per pass on held-out text" in capsys.readouterr().err
+    assert main.run([*asked, "--steps", "4"]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main.run([*asked, "--steps", "4", "--resume"]) == 0
+    held_out = json.loads((out / "report.json").read_text())["held out"]
+    assert [each["step"] for each in held_out] == [1, 2, 3, 4]
+    fast = LLM(target, {"model": str(out)}, device="cpu", dtype="float32")
+    assert fast.drafter_name == "dspark"
+    assert main.run(["train", "ngram", "--target", target, "--out", str(tmp_path / "x")]) == 2
+    assert "medusa, eagle3, dspark" in capsys.readouterr().err
