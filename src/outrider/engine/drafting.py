@@ -178,11 +178,17 @@ class Drafting:
     # ---- the step ----
 
     def propose(
-        self, batch: list[Request], budgets: list[int], base: Pass, room: int
+        self,
+        batch: list[Request],
+        budgets: list[int],
+        base: Pass,
+        room: int,
+        late: bool = False,
     ) -> list[TokenTree]:
         """One tree per request, of at most its budget; all together at most `room` nodes.
 
-        `base` is the pass without any draft.
+        `base` is the pass without any draft. `late`: that pass has already begun, and the question
+        is whether the next one should wait for its tokens. Then a tree says yes.
         """
         self._proposals = {request: [] for request in batch}
         budget = dict(zip(batch, budgets, strict=True))
@@ -194,7 +200,7 @@ class Drafting:
         taken = sum(len(tree) for tree in trees.values())
         base = base._replace(rows=base.rows + taken)
         if free and self._rest.over():
-            decided = self._decide(free, budget, base, room - taken)
+            decided = self._decide(free, budget, base, room - taken, late)
             futile = not any(map(len, decided.values()))
             self._rest.learn(futile, self.hurried and not self.policy.always)
             trees |= decided
@@ -206,7 +212,7 @@ class Drafting:
         return proposals[0].tree if proposals else TokenTree.empty()
 
     def _decide(
-        self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int
+        self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int, late: bool
     ) -> dict[Request, TokenTree]:
         """The lookups first; others where they promise more than that."""
         competing = self._competing(batch)
@@ -221,12 +227,12 @@ class Drafting:
             if due:
                 self._call(drafter, due, budget)
                 asked += [(drafter, request) for request in due]
-        cut = self._cut(batch, budget, base, room)
+        cut = self._cut(batch, budget, base, room, late)
         for drafter, request in asked:
             self.policy.credit(request, drafter.name, cut.expected[request])
         for drafter in competing:
             if not _is_lookup(drafter) and self._ask(drafter, batch, budget, base, cut):
-                cut = self._cut(batch, budget, base, room)
+                cut = self._cut(batch, budget, base, room, late)
         return cut.trees
 
     def _competing(self, batch: list[Request]) -> list[Drafter]:
@@ -291,9 +297,10 @@ class Drafting:
             )
 
     def _cut(
-        self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int
+        self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int, late: bool
     ) -> "Cut":
-        """Of all that was proposed, what is worth checking."""
+        """Of all that was proposed, what is worth checking. Where it comes too late, the pass under
+        way will have told what a tree's first level guesses: only what lies below can gain."""
         whole: dict[Request, Proposal] = {}
         merged: dict[Request, tuple[TokenTree, list[float]]] = {}
         for request in batch:
@@ -310,11 +317,13 @@ class Drafting:
             rows=base.rows + taken,
             log_gain=base.log_gain + sum(map(log1p, expected.values())),
         )
-        choice = self.policy.choose([m[1] for m in merged.values()], base, max(0, room - taken))
+        offered = [_below_first(tree, paths) if late else paths for tree, paths in merged.values()]
+        choice = self.policy.choose(offered, base, max(0, room - taken))
         checked = dict.fromkeys(batch, TokenTree.empty())
         checked |= {r: p.tree for r, p in whole.items()}
-        for (request, (tree, paths)), kept in zip(merged.items(), choice.kept, strict=True):
-            checked[request] = tree.select(kept)
+        for request, paths, kept in zip(merged, offered, choice.kept, strict=True):
+            tree = merged[request][0]
+            checked[request] = tree if late and kept else tree.select(kept)
             expected[request] = sum(paths[node] for node in kept)
         return Cut(checked, {r: expected.get(r, 0.0) for r in batch}, choice.log_gain, choice.speed)
 
@@ -344,6 +353,10 @@ class Drafting:
         for lesson in self._lessons:
             self.policy.learn(*lesson)
         self._lessons.clear()
+
+
+def _below_first(tree: TokenTree, paths: list[float]) -> list[float]:
+    return [path for path, depth in zip(paths, tree.depths, strict=True) if depth > 1]
 
 
 def _is_lookup(drafter: Drafter) -> bool:

@@ -214,8 +214,10 @@ class Engine:
         try:
             # While a pass that ran ahead is under way, drafts come too late for it; but they tell
             # whether the next one should wait for drafts.
-            drafted = launched is not None and launched.drafted
-            trees = launched.trees if launched and drafted else self._draft(work)
+            if launched is not None and launched.drafted:
+                trees = launched.trees
+            else:
+                trees = self._draft(work, launched is not None)
             launched = launched or self._launch(work, trees)
             if not any(map(len, trees)):
                 self._ahead = self._start_next(launched)
@@ -256,7 +258,7 @@ class Engine:
             raise
 
     @phase("draft")
-    def _draft(self, work: list[Work]) -> list[TokenTree]:
+    def _draft(self, work: list[Work], late: bool = False) -> list[TokenTree]:
         """One tree per item; empty where nothing was granted."""
         drafting = [item for item in work if item.budget]
         trees = {id(item): TokenTree.empty() for item in work}
@@ -266,6 +268,7 @@ class Engine:
                 [item.budget for item in drafting],
                 _plain_pass(work),
                 self.scheduler.room(work),
+                late,
             )
             trees |= {id(item): tree for item, tree in zip(drafting, proposed, strict=True)}
             self.seconds["draft_model"] = self.drafting.model_seconds

@@ -169,3 +169,16 @@ def test_what_was_not_checked_is_learned_from_too_and_before_the_request_is_forg
     drafting.learn()
     assert policy.tracks["oracle"].levels[0].hits > before
     assert not policy._records
+
+
+def test_what_comes_too_late_for_a_pass_counts_from_its_second_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pass under way itself tells the first token; waiting for that alone gains nothing."""
+    step = Step(Look, Short, patch=monkeypatch)
+    step.trust("look")
+    step.trust("short")
+    base = Pass(1, 1, 1, 0)
+    for name, late, waits in (("short", False, 1), ("short", True, 0), ("look", True, 8)):
+        (tree,) = step.drafting.propose([step.add(name)], [8], base, 64, late)
+        assert len(tree) == waits
