@@ -108,6 +108,13 @@ def test_speculative_config_is_passed_on(made: list[FakeLLM], run: Run) -> None:
     assert made[0].speculative_config == config
 
 
+def test_a_drafter_with_a_slash_is_files(made: list[FakeLLM], run: Run) -> None:
+    run("generate", "Why?", "--drafter", "./drafter")
+    run("generate", "Why?", "--drafter", "owner/name", "--num-speculative-tokens", "3")
+    assert made[0].speculative_config == {"model": "./drafter"}
+    assert made[1].speculative_config == {"model": "owner/name", "num_speculative_tokens": 3}
+
+
 def test_prompt_files(made: list[FakeLLM], run: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("Grüße", encoding="utf-8-sig")

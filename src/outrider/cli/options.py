@@ -28,7 +28,7 @@ Model = Annotated[
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Who rides ahead: auto, suffix, ngram, none, …",
+        help="Who rides ahead: auto, suffix, ngram, none, …, or files: ./folder or owner/name.",
         show_default=DEFAULT_DRAFTER,
         rich_help_panel="Speculation",
     ),
@@ -111,9 +111,13 @@ def speculative_config(
     """What LLM takes, from the three options that say it."""
     if config is None:
         name = DEFAULT_DRAFTER if drafter is None else drafter
-        if draft_length is None:
+        if "/" not in name and draft_length is None:
             return name
-        return {"method": name, "num_speculative_tokens": draft_length}
+        # A drafter's name has no slash; a folder is given as ./folder, a hub id as owner/name.
+        chosen: dict[str, Any] = {"model" if "/" in name else "method": name}
+        if draft_length is not None:
+            chosen["num_speculative_tokens"] = draft_length
+        return chosen
     if drafter is not None or draft_length is not None:
         raise ConfigError(
             "--speculative-config stands alone: put --drafter (method) and"
