@@ -51,7 +51,7 @@ class FakeLLM:
             loaded=SimpleNamespace(dtype="torch.float32"), max_model_len=400
         )
         config = self.speculative_config
-        name = config.get("method", "files") if isinstance(config, dict) else config or "none"
+        name = config.get("method", "draft_model") if isinstance(config, dict) else config or "none"
         known = ["none", "ngram", "draft_model", "auto"]
         if name not in known:
             raise ConfigError(unknown_name("drafter", name, known))
