@@ -144,7 +144,7 @@ def test_who_leaves_while_a_pass_with_drafts_is_under_way_changes_nothing_for_ot
 def test_a_drafter_that_fails_ahead_of_its_turn_fails_in_its_turn(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, _ = make_ahead(models, "auto")
+    llm, _ = make_ahead(models, {"model": models.noisy, "num_speculative_tokens": 3})
     engine = llm.engine
     for i, (prompt, params) in enumerate(greedy(2, max_tokens=30, ignore_eos=True)):
         engine.add(prompt, params, f"{i}")
@@ -156,9 +156,10 @@ def test_a_drafter_that_fails_ahead_of_its_turn_fails_in_its_turn(
 
     with monkeypatch.context() as patch:
         patch.setattr(engine.drafting, "propose", broken)
+        assert engine._ahead is not None and engine._ahead.drafted
+        assert engine.step(), "what the pass under way has written is told"
         with pytest.raises(RuntimeError, match="no idea"):
-            for _ in range(3):
-                engine.step()
+            engine.step()
     while not engine.idle:
         engine.step()
     engine.kv.check()

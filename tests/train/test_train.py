@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ from tests.tiny import make_tiny, make_tokenizer
 from outrider import LLM, SamplingParams
 from outrider.cli import main
 from outrider.core.errors import OutriderError
-from outrider.train.batch import Vocabulary
+from outrider.train import objective
+from outrider.train.batch import Vocabulary, see
 from outrider.train.loop import Judgement, Plan, train
 from outrider.train.start import new_head
 from outrider.train.texts import Text, load_texts, save_texts, self_written
@@ -50,25 +51,60 @@ def plain_model(target: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
 
 
+class Taught(NamedTuple):
+    judged: list[Judgement]
+    model: Any
+    head: Any
+    words: Vocabulary
+
+
 def taught(
     target: str, llm: LLM, texts: list[Text], kind: str, folder: Path, steps: int, **options: Any
-) -> list[Judgement]:
+) -> Taught:
     torch.manual_seed(0)
     model, words = plain_model(target), words_of(texts, llm)
     head, config = new_head(kind, model, words)
     # The held-out texts are learned, too: a random model has no rule that would carry over.
     plan = Plan(kind, steps, texts_per_step=12, every=5, seed=1, learning_rate=1e-2)
-    return train(model, head, config, [*texts[:4], *texts], words, plan, folder, **options)
+    judged = train(model, head, config, [*texts[:4], *texts], words, plan, folder, **options)
+    return Taught(judged, model, head, words)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def run_of_hits(
+    taught: Taught, kind: str, text: Text, last: int, depths: int, patch: pytest.MonkeyPatch
+) -> int:
+    """How many guesses below the token at `last` hold, as the objective sees it."""
+    batch = see(taught.model, [text], taught.head.taps, torch.device("cpu"))
+
+    def agreed(first: int) -> float:
+        """In blocks, or rows, from that token on."""
+        batch.learned[:] = torch.arange(batch.tokens.shape[1]) > first
+        patch.setattr(objective, "_anchors", lambda *_: torch.tensor([[first]]))
+        learned = objective.OBJECTIVES[kind](taught.head, batch, taught.words, torch.Generator())
+        return float(learned.agreed[:depths].sum())
+
+    if kind == "dspark":
+        return round(agreed(last))
+    return round(agreed(last) - agreed(last + 1))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pupil(
+    request: Any, target: str, llm: LLM, texts: list[Text], tmp_path_factory: Any
+) -> tuple[str, Path, Taught]:
+    """A kind of drafter, its folder, and what has become of it."""
+    kind, folder = request.param, tmp_path_factory.mktemp(request.param)
+    return kind, folder, taught(target, llm, texts, kind, folder, steps=80)
+
+
 def test_it_learns_and_what_it_wrote_drafts(
-    target: str, llm: LLM, texts: list[Text], kind: str, tmp_path: Path
+    target: str, texts: list[Text], pupil: tuple[str, Path, Taught]
 ) -> None:
-    judged = taught(target, llm, texts, kind, tmp_path, steps=80)
+    kind, folder, (judged, *_) = pupil
     assert judged[-1].loss < judged[0].loss
     assert judged[-1].length > judged[0].length + 0.1
-    fast = LLM(target, {"model": str(tmp_path)}, device="cpu", dtype="float32")
+    fast = LLM(target, {"model": str(folder)}, device="cpu", dtype="float32")
     assert fast.drafter_name == kind
     fast.engine.policy.draft_always()
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -76,6 +112,35 @@ def test_it_learns_and_what_it_wrote_drafts(
     for text, result in zip(texts, fast.generate(prompts, params, use_tqdm=False)):
         assert result.outputs[0].token_ids == text.tokens[text.prompt :]
         assert result.speculation.accepted > 0
+
+
+def test_what_is_learned_is_what_is_drafted(
+    target: str,
+    texts: list[Text],
+    pupil: tuple[str, Path, Taught],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guesses that hold in the lessons' view of a text are those that the engine accepts."""
+    depths = 3
+    kind, folder, found = pupil
+    for parameter in found.head.parameters():
+        parameter.data = parameter.data.bfloat16().float()  # as in its files
+    config = {"model": str(folder), "num_speculative_tokens": depths}
+    fast = LLM(target, config, device="cpu", dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    accepted = 0
+    for text in texts[:3]:
+        result = fast.generate([text.tokens[: text.prompt]], params, use_tqdm=False)[0]
+        last, expected = text.prompt, []  # the first token comes from reading the prompt
+        while last + 1 < len(text.tokens):
+            room = len(text.tokens) - last - 2  # the target adds one itself
+            hits = run_of_hits(found, kind, text, last, min(depths, room), monkeypatch)
+            expected.append(hits)
+            last += hits + 1
+        assert result.speculation.accepted == sum(expected)
+        assert result.speculation.steps == len(expected)
+        accepted += sum(expected)
+    assert accepted > 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +157,7 @@ def test_a_killed_run_goes_on_to_the_same_result(
 
     with pytest.raises(KeyboardInterrupt):
         taught(target, llm, texts, kind, parts, steps=10, tell=killed)
-    judged = taught(target, llm, texts, kind, parts, steps=10)
+    judged = taught(target, llm, texts, kind, parts, steps=10).judged
     assert [each.step for each in judged] == [5, 10]
     assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
 

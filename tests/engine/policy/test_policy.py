@@ -78,7 +78,7 @@ def test_looks_that_gain_nothing_take_a_small_share_of_the_time() -> None:
     interest = Interest(gain=0.0)
     for price in (0.01, 1.0, 10.0):
         asked = sum(interest.due(price) for _ in range(4000))
-        assert 0 < asked * price <= max(0.021 * 4000, price * 4000 / RARELY)
+        assert 0 < asked <= min(4000 / RARELY, 0.021 * 4000 / price)
 
 
 def test_newcomers_inherit_how_much_a_lookup_gains() -> None:
