@@ -1,5 +1,6 @@
 """A training run from its settings: texts, lessons, report."""
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider import LLM
 from outrider.core.errors import ConfigError
-from outrider.model.loading import load_model
+from outrider.model.loading import choose_device, load_model
 from outrider.train.batch import Vocabulary
 from outrider.train.loop import Judgement, Plan, Tell, train
 from outrider.train.settings import Settings
@@ -19,7 +20,8 @@ from outrider.train.start import new_head
 from outrider.train.texts import Text, answered, load_texts, read_prompts, save_texts, self_written
 
 TEXTS = "texts.jsonl"
-WRITING_AT_ONCE = 256  # texts that the target writes before they are stored
+WRITING_AT_ONCE = 1024  # texts that the target writes before they are stored
+SEQUENCES = 256  # of them in one pass of a GPU
 
 
 def run(asked: Settings) -> None:
@@ -27,6 +29,7 @@ def run(asked: Settings) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     texts = _texts(asked, console)
+    gc.collect()  # the writer's slots: its memory is needed now
     loaded = load_model(asked.target, device=asked.device, dtype=asked.dtype)
     model: Any = loaded.model
     size = model.get_output_embeddings().weight.shape[0]
@@ -61,7 +64,7 @@ def _texts(asked: Settings, console: Console) -> list[Text]:
         return found[: asked.texts]
     prompts = None if asked.data == "self" else read_prompts(Path(asked.data))
     console.print(f"{asked.target} writes {asked.texts - len(found)} texts to learn from")
-    llm = LLM(asked.target, device=asked.device, dtype=asked.dtype)
+    llm = _writer(asked)
     longest = min(asked.longest, llm.engine.max_model_len)
     turn = len(found)
     while len(found) < asked.texts:
@@ -70,8 +73,8 @@ def _texts(asked: Settings, console: Console) -> list[Text]:
         if prompts is None:
             more = list(self_written(llm, wanted, longest, asked.temperature, seed))
         else:
-            part = prompts[turn : turn + wanted]
-            more = list(answered(llm, part, longest, asked.temperature, seed)) if part else []
+            part = [prompts[i % len(prompts)] for i in range(turn, turn + wanted)]
+            more = list(answered(llm, part, longest, asked.temperature, seed))
         turn += wanted
         found += more
         save_texts(found, file)
@@ -80,6 +83,18 @@ def _texts(asked: Settings, console: Console) -> list[Text]:
     if len(found) < 2:
         raise ConfigError(f"only {len(found)} texts were written; raise --texts or --longest")
     return found
+
+
+def _writer(asked: Settings) -> LLM:
+    device = choose_device(asked.device)
+    many = {"max_num_seqs": SEQUENCES, "kv_cache_tokens": SEQUENCES * asked.longest}
+    return LLM(
+        asked.target,
+        None,
+        device=str(device),
+        dtype=asked.dtype,
+        **(many if device.type == "cuda" else {}),
+    )
 
 
 def _with_progress(
