@@ -91,7 +91,7 @@ def _start(tokenizer: Any) -> int:
 def read_prompts(file: Path) -> list[str]:
     """JSONL with "prompt", "text", or "turns" (whose first counts)."""
     prompts = []
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_text().rstrip("\n").split("\n"), 1):
         try:
             entry = json.loads(line)
             prompts.append(entry.get("prompt") or entry.get("text") or entry["turns"][0])

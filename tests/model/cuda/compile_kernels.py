@@ -54,7 +54,7 @@ def main() -> None:
     for dtype in ("bf16", "fp32"):
         compile_kernel(
             row_kernels._embed, dtype, {"num_warps": 4},
-            UPDATES=17, WIDTH=576, BLOCK=1024, PARTS=36, FIELDS=14, CHAINED=True,
+            SPARE_UPDATES=16, WIDTH=576, BLOCK=1024, PARTS=36, FIELDS=14, CHAINED=True,
         )  # fmt: skip
         compile_kernel(
             row_kernels._rotate, dtype, {"num_warps": 1},

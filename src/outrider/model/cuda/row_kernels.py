@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.model.cuda.chain import chained
-from outrider.model.cuda.inputs import FIELDS, RowInputs, updates_of
+from outrider.model.cuda.inputs import FIELDS, SPARE_UPDATES, RowInputs
 from outrider.model.cuda.linear import Norm, Stream
 
 
@@ -22,16 +22,16 @@ def embed(
     _embed[(inputs.rows,)](
         inputs.packed, inputs.table, weight, previous, next_norm.weight,
         stream.hidden, stream.scaled, stream.squares, inputs.rows,
-        UPDATES=updates_of(inputs.rows), WIDTH=width, BLOCK=triton.next_power_of_2(width),
-        PARTS=parts, FIELDS=FIELDS, num_warps=4, **chained(weight.device),
+        WIDTH=width, BLOCK=triton.next_power_of_2(width), PARTS=parts, FIELDS=FIELDS,
+        SPARE_UPDATES=SPARE_UPDATES, num_warps=4, **chained(weight.device),
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _embed(
     packed, table, weight, previous, norm, hidden, scaled, squares, rows,
-    UPDATES: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    FIELDS: tl.constexpr, CHAINED: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, FIELDS: tl.constexpr,
+    SPARE_UPDATES: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     if CHAINED:
         tl.extra.cuda.gdc_wait()
@@ -50,9 +50,10 @@ def _embed(
     part = tl.arange(0, triton.next_power_of_2(PARTS))
     sums = tl.where(part == 0, tl.sum(exact * exact, 0), 0.0)
     tl.store(squares + row * PARTS + part, sums, mask=part < PARTS)
-    for update in range(row, UPDATES, rows):
+    updates = rows + SPARE_UPDATES
+    for update in range(row, updates, rows):
         place = tl.load(packed + FIELDS * rows + update)
-        slot = tl.load(packed + FIELDS * rows + UPDATES + update)
+        slot = tl.load(packed + FIELDS * rows + updates + update)
         tl.store(table + place, slot.to(tl.int32))
 
 
