@@ -6,6 +6,7 @@ that slots, ends, aborts and preemption are tested without one.
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch import Tensor
 from outrider.core.params import SamplingParams
 from outrider.core.tree import depths_of
 from outrider.engine.llm import LLM
+from outrider.engine.scheduler import WRITES_PER_READ
 from outrider.model.flight import Flight
 from outrider.model.runner import Runner
 from outrider.model.segment import Choosing, Segment
@@ -239,3 +241,30 @@ def test_requests_come_and_go_in_a_pool_that_is_too_small(models: Models, seed: 
         assert got == expected[: len(got)]
         assert str(i) in aborted or len(got) == len(expected)
     engine.kv.check()
+
+
+def test_prompts_are_read_apart_from_texts_being_written(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a pass over both would be no graph: no text waits long, and no prompt for ever."""
+    llm, graphs = make_ahead(models, max_num_seqs=6)
+    graphs.most_rows = llm.engine.scheduler.replayed_rows = 12
+    passes: list[list[int]] = []
+    launch = llm.engine.runner.launch
+
+    def seen(segments: list[Segment]) -> Flight:
+        passes.append([len(segment) for segment in segments])
+        return launch(segments)
+
+    monkeypatch.setattr(llm.engine.runner, "launch", seen)
+    asked = [
+        (random_prompt(i, 9 + i % 4), SamplingParams(temperature=0, max_tokens=8 + 3 * i))
+        for i in range(12)
+    ]
+    same_results(llm, asked, run(llm, asked), run(make_llm(models.target), asked))
+    mixed = [rows for rows in passes if max(rows) > 1 and min(rows) == 1]
+    assert all(sum(rows) <= 12 for rows in mixed)
+    reading = [i for i, rows in enumerate(passes) if max(rows) > 1]
+    assert len(reading) > 3
+    between = [b - a for a, b in pairwise(reading)]
+    assert WRITES_PER_READ + 1 in between

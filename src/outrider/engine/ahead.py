@@ -28,15 +28,16 @@ class RunAhead:
         """Start the pass after one that drafts nothing, where it can only be one row for each of
         the same texts. A text that turns out to have ended is dropped from it later."""
         work = launched.work
-        if launched.flight.landed is None or self.scheduler.would_admit:
+        if launched.flight.landed is None or self.scheduler.reads_next:
             return None
-        if len(work) < len(self.scheduler.running):
+        if len(work) < len(self.scheduler.writers):
             return None
         if not all(self._goes_on(item) for item in work) or not self._reserve(work):
             return None
         rows = launched.rows or range(len(work))
         segments = [segment_ahead(item, row) for item, row in zip(work, rows, strict=True)]
         flight = self.runner.launch(segments)
+        self.scheduler.wrote()
         items = [Work(item.sequence, 1, self._nodes(item.sequence)) for item in work]
         return Launched(items, [TokenTree.empty()] * len(items), flight, perf_counter())
 

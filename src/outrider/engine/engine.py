@@ -245,7 +245,7 @@ class Engine:
     def _begin_next(self) -> Launched | None:
         """The pass that had to wait for the last one's tokens, where a GPU can be at it while the
         host tells what was written: only texts being written, nobody to be admitted."""
-        if not self.runner.runs_ahead or not self.scheduler.only_writes:
+        if not self.runner.runs_ahead or self.scheduler.reads_next or not self.scheduler.writers:
             return None
         work = self.scheduler.schedule()
         try:

@@ -3,12 +3,15 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from outrider.core.request import Request
 from outrider.engine.sequence import Sequence
+from outrider.model.cuda.inputs import TREE_BITS
 from outrider.model.kv import KVCache
 
 SMALLEST_PASS = 16  # rows
+WRITES_PER_READ = 4  # passes over text being written, before one over prompts has its turn
 
 
 @dataclass
@@ -42,20 +45,46 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of arrival
         self.preemptions = 0
         self.replayed_rows = replayed_rows  # of the largest pass that is a captured graph
+        self._written = 0  # passes since the last one over prompts
+        self._rows_left = 0  # of the pass being put together
+        self._preempted: set[Sequence] = set()  # for it
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self.running or sequence in self.waiting
 
     @property
-    def would_admit(self) -> bool:
-        """Whether somebody waits who need not wait for another to end."""
-        return bool(self.waiting) and len(self.running) < self.max_sequences
+    def writers(self) -> list[Sequence]:
+        """Texts mid-writing have one pending token; a prompt, or a preempted text, has many."""
+        return [sequence for sequence in self.running if sequence.request.pending == 1]
 
     @property
-    def only_writes(self) -> bool:
-        """Whether the next pass reads no prompts: each text has one pending token."""
-        writing = all(sequence.request.pending == 1 for sequence in self.running)
-        return bool(self.running) and writing and not self.would_admit
+    def reads_next(self) -> bool:
+        """Whether the next pass reads prompts."""
+        if not self._prompts():
+            return False
+        return not self._takes_turns() or self._written >= WRITES_PER_READ
+
+    def _prompts(self) -> list[Sequence]:
+        """Whose turn to be read it is: those half read, and those who need not wait for another
+        to end."""
+        seats = max(0, self.max_sequences - len(self.running))
+        return self._half_read() + [s for s in islice(self.waiting, seats) if s.ready]
+
+    def _half_read(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if sequence.request.pending > 1]
+
+    def _takes_turns(self) -> bool:
+        """Whether prompts are read apart from the texts being written: where a pass over both would
+        be no captured graph any more, and so much dearer for all."""
+        writers = len(self.writers)
+        prompts = [sequence.request.pending for sequence in self._prompts()]
+        if not writers or not self.replayed_rows:
+            return False
+        return writers + sum(prompts) > self.replayed_rows or max(prompts) > TREE_BITS
+
+    def wrote(self) -> None:
+        """A pass over nothing but texts being written has started."""
+        self._written += 1
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -72,45 +101,62 @@ class Scheduler:
         """Reserve slots for the next pass. Text being written goes before prompts being read,
         prompts in the order of their arrival, drafts from what is left of rows and slots."""
         work: dict[Sequence, Work] = {}
-        # A text mid-writing has one pending token; a prompt (or a preempted text) has many.
-        for sequence in sorted(self.running, key=lambda s: s.request.pending > 1):
-            if sequence in self.running:  # not preempted meanwhile
-                self._continue(sequence, work)
-        self._admit(work)
+        self._rows_left = self.max_rows
+        self._preempted.clear()
+        writers, reads = self.writers, self.reads_next
+        half_read = self._half_read()
+        alone = reads and self._takes_turns()
+        if not alone:
+            self._continue_all(writers, work)
+        if reads:
+            self._written = 0
+            self._continue_all(half_read, work)
+            self._admit(work)
+        if not work:  # there was no room for the prompts
+            self._continue_all(writers, work)
+        if not reads:
+            self.wrote()
         self._grant_drafts(list(work.values()))
         return list(work.values())
 
-    def _rows_left(self, work: dict[Sequence, Work]) -> int:
-        return self.max_rows - sum(item.rows for item in work.values())
+    def _continue_all(self, sequences: list[Sequence], work: dict[Sequence, Work]) -> None:
+        for sequence in sequences:
+            if sequence not in self._preempted:
+                self._continue(sequence, work)
 
     def _continue(self, sequence: Sequence, work: dict[Sequence, Work]) -> None:
-        rows = min(sequence.request.pending, self._rows_left(work))
+        rows = min(sequence.request.pending, self._rows_left)
         if rows == 0:
             return
         while not self.kv.reserve(sequence.request, rows):
             youngest = self.running[-1]
             self._preempt(youngest)
-            work.pop(youngest, None)
+            if youngest in work:
+                self._rows_left += work.pop(youngest).rows
             if youngest is sequence:
                 return
+        self._take(sequence, rows, work)
+
+    def _take(self, sequence: Sequence, rows: int, work: dict[Sequence, Work]) -> None:
         work[sequence] = Work(sequence, rows)
+        self._rows_left -= rows
 
     def _admit(self, work: dict[Sequence, Work]) -> None:
         for sequence in list(self.waiting):
-            if len(self.running) >= self.max_sequences or self._rows_left(work) == 0:
+            if len(self.running) >= self.max_sequences or self._rows_left == 0:
                 return
             if not sequence.ready:
                 continue
             request = sequence.request
             hit = self.kv.open(request)
-            rows = min(request.pending, self._rows_left(work))
+            rows = min(request.pending, self._rows_left)
             if not self.kv.reserve(request, rows):
                 self.kv.close(request)
                 return
             self.waiting.remove(sequence)
             self.running.append(sequence)
             sequence.admit(hit)
-            work[sequence] = Work(sequence, rows)
+            self._take(sequence, rows, work)
 
     def _grant_drafts(self, work: list[Work]) -> None:
         """Slots for nodes; how many of them are used is decided when there are proposals."""
@@ -156,3 +202,4 @@ class Scheduler:
         self.kv.close(sequence.request)
         self.waiting.appendleft(sequence)
         self.preemptions += 1
+        self._preempted.add(sequence)
