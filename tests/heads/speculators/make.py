@@ -16,7 +16,7 @@ from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
-from tests.heads.exported import EXPORTED, NAME, write_exported, write_target
+from tests.export.exported import EXPORTED, NAME, write_exported, write_target
 from transformers import LlamaConfig, Qwen3Config
 
 HERE = Path(__file__).parent
