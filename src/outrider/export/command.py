@@ -33,7 +33,7 @@ def export_command(
 
     outrider export drafter --format speculators
 
-    outrider export drafter --format eagle3 --out for-sglang
+    outrider export drafter --format eagle3 --out as-published
 
     outrider export drafter --target owner/my-model --out to-publish
     """
