@@ -239,6 +239,16 @@ def test_medusa_in_plain_torch(target: Path, tmp_path: Path) -> None:
     assert (config["vocab_size"], config["truncated_vocab_size"]) == (FULL, 30)
 
 
+@pytest.mark.parametrize("format", ["medusa", "medusa-vllm"])
+def test_heads_with_outputs_of_their_own_keep_them(
+    target: Path, tmp_path: Path, format: str
+) -> None:
+    drafter = untrained("medusa", target, tmp_path / "drafter", shared_output=True)  # not used
+    export(str(drafter), tmp_path / "out", format, str(target))
+    assert torch.equal(*(guesses(tmp_path / name, target) for name in ("drafter", "out")))
+    assert "lm_head.weight" not in Files.of(str(tmp_path / "out")).shapes
+
+
 def test_heads_without_a_bias_get_one_of_zeros(target: Path, tmp_path: Path) -> None:
     drafter = untrained("medusa", target, tmp_path / "drafter", bias=False)
     export(str(drafter), tmp_path / "out", "medusa", str(target))

@@ -93,7 +93,7 @@ def medusa(source: Source) -> Written:
         for layer in range(options.layers if not options.bias else 0):
             zeros = torch.zeros(options.hidden, dtype=source.head.dtype)
             tensors[f"{head}.{layer}.linear.bias"] = zeros
-        if options.shared_output:
+        if not options.own_outputs and options.shared_output:
             tensors[f"{head}.{options.layers}.weight"] = tensors["lm_head.weight"]
     tensors.pop("lm_head.weight", None)
     config = {
@@ -117,6 +117,8 @@ def medusa_of_vllm(source: Source) -> Written:
         if name == "d2t":  # ids instead of offsets
             name, tensor = "token_map", tensor + torch.arange(len(tensor))
         tensors[name] = tensor
+    if options.own_outputs:
+        tensors.pop("lm_head.weight", None)  # not used
     # vLLM takes any key with "num" and "heads", or "layers", in it for these two.
     config: dict[str, Any] = {
         "architectures": ["MedusaModel"],
@@ -127,7 +129,7 @@ def medusa_of_vllm(source: Source) -> Written:
         "vocab_size": options.target_vocabulary,
         "truncated_vocab_size": options.draft_vocabulary,
         "medusa_fc_bias": options.bias,
-        "original_lm_head": options.shared_output,
+        "original_lm_head": not options.own_outputs,
         "base_model_name_or_path": source.target_name,
         "dtype": str(source.head.dtype).removeprefix("torch."),
     }
