@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.export.exported import BLOCK, FLASH, VOCABULARY, trained, untrained, write_target
 from tests.tiny import make_tiny
 
 from outrider import ConfigError, ModelError
 from outrider.cli import main
-from outrider.export import run
+from outrider.export import target as target_module
 from outrider.export.run import export
 
 QWEN3 = {"model_type": "qwen3"}
@@ -109,7 +111,7 @@ def test_others_find_the_target_by_the_name_that_is_written(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = str(trained("dspark", target, tmp_path / "drafter", 30))
-    monkeypatch.setattr(run, "locate", lambda name, weights: target)
+    monkeypatch.setattr(target_module, "locate", lambda name, weights: target)
     for i, (name, expected) in enumerate(
         (
             ("owner/name", "owner/name"),
@@ -129,3 +131,18 @@ def test_others_find_the_target_by_the_name_that_is_written(
     assert verifier == str((tmp_path / "here").resolve())
     # And from there it needs no further word.
     export(str(tmp_path / "last"), tmp_path / "again", "dspark")
+
+
+def test_the_targets_embeddings_must_be_there(target: Path, tmp_path: Path) -> None:
+    """Without its own, an EAGLE-3 head in the speculators format carries the target's."""
+    drafter = str(trained("eagle3", target, tmp_path / "drafter", 30))
+    export(drafter, tmp_path / "out", "speculators")
+    held = load_file(tmp_path / "out" / "model.safetensors")["embed_tokens.weight"]
+    known = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(held, known.bfloat16())
+    bare = write_target(tmp_path / "bare")
+    (bare / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no safetensors there have model\.embed_tokens\.weight"):
+        export(drafter, tmp_path / "more", "speculators", str(bare))
+    assert not (tmp_path / "more").exists()
+    export(drafter, tmp_path / "more", "eagle3", str(bare))  # there, they are the target's

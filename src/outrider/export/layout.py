@@ -49,6 +49,7 @@ class Written:
     tensors: dict[str, Tensor]
     config: dict[str, Any]
     pickle: str | None = None
+    with_embeddings: bool = False  # the target's are to be added
 
 
 Writer = Callable[[Source], Written]

@@ -6,21 +6,16 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from outrider.core.errors import ConfigError, ModelError, OutriderError, unknown_name
+from outrider.core.errors import ConfigError, OutriderError, unknown_name
 from outrider.export import original, speculators
 from outrider.export.layout import Source, Unfit, Writer, Written
+from outrider.export.target import Found, embeddings, find_target
 from outrider.heads.files import Files
 from outrider.heads.formats import WORDS, kind_of
-from outrider.heads.head import Target
 from outrider.heads.read_dspark import read_dspark
 from outrider.heads.read_eagle3 import read_eagle3
 from outrider.heads.read_medusa import read_medusa
-from outrider.model.gguf_file import read_gguf_config
-from outrider.model.quiet import quiet_transformers
-from outrider.model.source import locate
-from outrider.model.zoo import ZOO
 
 
 class Kind(NamedTuple):
@@ -48,23 +43,26 @@ def export(drafter: str, out: Path, format: str, target: str | None = None) -> N
     files = Files.of(drafter, sure=True)
     kind = kind_of(files)
     if kind not in KINDS:
-        found = "an ordinary model" if kind is None else WORDS[kind]
+        held = "an ordinary model" if kind is None else WORDS[kind]
         known = ", ".join(WORDS[name] for name in KINDS)
-        raise ConfigError(f"{drafter!r} holds {found}, which cannot be exported; {known} can")
-    source = _read(files, kind, target)
-    _write(_written(source, KINDS[kind].formats, format, WORDS[kind]), out)
+        raise ConfigError(f"{drafter!r} holds {held}, which cannot be exported; {known} can")
+    found = find_target(files, target)
+    source = _read(files, kind, found)
+    written = _written(source, KINDS[kind].formats, format, WORDS[kind])
+    if written.with_embeddings:
+        written.tensors["embed_tokens.weight"] = embeddings(found).to(source.head.dtype)
+    _write(written, out)
 
 
-def _read(files: Files, kind: str, target: str | None) -> Source:
+def _read(files: Files, kind: str, target: Found) -> Source:
     """In the precision of its files."""
-    shape, name = _target(files, target)
     stored = [t.dtype for t in files.take(files.shapes).values() if t.is_floating_point()]
     dtype = stored[0]
     for other in stored:
         dtype = torch.promote_types(dtype, other)
     # The last one: how long texts may be. That matters where it runs, not in what is written.
-    head = KINDS[kind].read(files, shape, dtype, torch.device("cpu"), 2048)
-    return Source(head, shape, name)
+    head = KINDS[kind].read(files, target.shape, dtype, torch.device("cpu"), 2048)
+    return Source(head, target.shape, target.elsewhere)
 
 
 def _written(source: Source, formats: dict[str, Writer], format: str, words: str) -> Written:
@@ -82,50 +80,6 @@ def _written(source: Source, formats: dict[str, Writer], format: str, words: str
     raise ConfigError(
         f"format {format!r} cannot hold this drafter: {refused.get(format, reason)}; {remedy}"
     )
-
-
-# ---- the target ----
-
-
-def _target(files: Files, given: str | None) -> tuple[Target, str]:
-    """Its shape, without its weights, and the name that other programs find it by."""
-    name = given or _noted(files)
-    if name is None:
-        raise ConfigError(
-            f"{files.name!r} does not say which model it was trained for; give --target MODEL"
-        )
-    try:
-        path = locate(name, weights=False)
-    except ModelError as error:
-        hint = "" if given else "; give --target MODEL if it is elsewhere by now"
-        raise ModelError(f"the target of {files.name!r}: {error}{hint}") from error
-    here = name in ZOO or Path(name).expanduser().exists()
-    with quiet_transformers(), torch.device("meta"):
-        try:
-            config = read_gguf_config(path) if path.is_file() else AutoConfig.from_pretrained(path)
-            model = AutoModelForCausalLM.from_config(config)
-        except Exception as error:  # whatever a configuration makes a class object to
-            raise ModelError(f"the target {name!r} cannot be read: {error}") from error
-    return Target.of(model), str(path.resolve()) if here else name.split("@")[0]
-
-
-def _noted(files: Files) -> str | None:
-    """What training or a published configuration says."""
-    report = files.path / "report.json"
-    try:
-        said = json.loads(report.read_text("utf-8")) if report.is_file() else {}
-    except ValueError as error:
-        raise ModelError(f"{report} cannot be read ({error}); give --target MODEL") from error
-    verifier = (files.config.get("speculators_config") or {}).get("verifier") or {}
-    name: str | None = (
-        said.get("target")
-        or verifier.get("name_or_path")
-        or files.config.get("base_model_name_or_path")
-    )
-    return name
-
-
-# ---- files ----
 
 
 def _write(written: Written, out: Path) -> None:

@@ -25,7 +25,8 @@ def eagle3(source: Source) -> Written:
         **{flag: getattr(options, flag) for flag in flags},
         "embed_requires_grad": False,
     }
-    return Written(tensors_of(source), config)
+    # The package counts on them: without, it runs on memory that nobody has filled.
+    return Written(tensors_of(source), config, with_embeddings=not options.own_embedding)
 
 
 def dspark(source: Source) -> Written:
