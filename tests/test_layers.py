@@ -18,6 +18,7 @@ ORDER = [
     "verify",
     "model",
     "heads",
+    "export",
     "drafters",
     "engine",
     "",

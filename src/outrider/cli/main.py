@@ -21,6 +21,9 @@ COMMANDS = {
     "chat": Command("outrider.cli.chat:chat", "Talk with a model in the terminal."),
     "bench": Command("outrider.bench.command:bench", "Measure drafters against plain decoding."),
     "train": Command("outrider.train.command:train_command", "Train a drafter for a model."),
+    "export": Command(
+        "outrider.export.command:export_command", "Write a drafter for vLLM and others."
+    ),
     "pull": Command("outrider.cli.pull:pull", "Fetch a built-in model and print its folder."),
     "models": Command("outrider.cli.models:models", "List the built-in models."),
     "audit": Command("outrider.cli.audit:audit", "Prove that speculation is lossless."),

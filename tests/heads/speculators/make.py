@@ -1,16 +1,22 @@
 """Writes the folders beside this file: tiny drafters as `speculators` itself makes, saves and runs
-them, with what they answer. Run by hand, where that package (0.9.0) can be imported: it asks for an
-older transformers than ours, for torchvision and torchaudio, so the tests do without it."""
+them, and as `outrider export` writes them and that package runs them, with what they answer. Run by
+hand from the repository's root, `python -m tests.heads.speculators.make`, where that package
+(0.9.0) and ours can be imported: it asks for an older transformers than we test with, for
+torchvision and torchaudio, so the tests do without it."""
 
+import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from speculators import SpeculatorModel, SpeculatorModelConfig
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
+from tests.export.exported import EXPORTED, NAME, write_exported, write_target
 from transformers import LlamaConfig, Qwen3Config
 
 HERE = Path(__file__).parent
@@ -58,14 +64,17 @@ def text() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(VOCABULARY, (TOKENS,)), torch.randn(TOKENS, len(TAPS) * WIDTH)
 
 
-def save(model: Any, folder: str, **expected: torch.Tensor) -> None:
+def save(model: Any, folder: str, expected: dict[str, torch.Tensor]) -> None:
     model.save_pretrained(HERE / folder)
     (HERE / folder / "config.py").unlink()  # a copy of the package's own code
+    save_expected(folder, expected)
+
+
+def save_expected(folder: str, expected: dict[str, torch.Tensor]) -> None:
     tensors = {name: tensor.detach().contiguous() for name, tensor in expected.items()}
     save_file(tensors, HERE / folder / "expected")
 
 
-@torch.inference_mode()
 def eagle3(folder: str, layers: Any, **flags: bool) -> None:
     layers._attn_implementation = "eager"
     config = Eagle3SpeculatorConfig(
@@ -76,16 +85,20 @@ def eagle3(folder: str, layers: Any, **flags: bool) -> None:
         **flags,
     )
     model = stirred(Eagle3DraftModel(config))
+    save(model, folder, eagle3_answers(model))
+
+
+@torch.inference_mode()
+def eagle3_answers(model: Any) -> dict[str, torch.Tensor]:
     tokens, states = text()
     logits: list[torch.Tensor] = []
     hook = model.lm_head.register_forward_hook(lambda m, x, y: logits.append(y[0]))
     one_text = torch.zeros(1, TOKENS - 1, dtype=torch.int64)
     model(states[None, :-1], tokens[None, 1:], one_text, ttt_steps=DEPTH)
     hook.remove()
-    save(model, folder, tokens=tokens, states=states, logits=torch.stack(logits))
+    return {"tokens": tokens, "states": states, "logits": torch.stack(logits)}
 
 
-@torch.inference_mode()
 def dspark(folder: str, **options: Any) -> None:
     layers = Qwen3Config(**LAYERS, num_hidden_layers=2)
     layers._attn_implementation = "eager"
@@ -100,6 +113,11 @@ def dspark(folder: str, **options: Any) -> None:
         **options,
     )
     model = stirred(DSparkDraftModel(config))
+    save(model, folder, dspark_answers(model))
+
+
+@torch.inference_mode()
+def dspark_answers(model: Any) -> dict[str, torch.Tensor]:
     tokens, states = text()
     mask, one_text = torch.ones(1, TOKENS), torch.zeros(1, TOKENS, dtype=torch.int64)
     last = torch.zeros(1, TOKENS, WIDTH)
@@ -107,19 +125,44 @@ def dspark(folder: str, **options: Any) -> None:
         states[None], tokens[None], mask, last, one_text, max_anchors=5
     )
     before = tokens[places].view(5, 4)  # as in the model's own forward
-    if not config.sample_from_anchor:
+    if not model.config.sample_from_anchor:
         before = torch.cat([before[:, :1], before[:, :-1]], 1)
-    blocks = hidden.view(5, 4, -1)
+    blocks, logits = hidden.view(5, 4, -1), logits.view(5, 4, -1)
+    answers = {
+        "tokens": tokens,
+        "states": states,
+        "anchors": places.view(5, 4)[:, 0],
+        "embeddings": model.embed_tokens.weight,
+    }
+    if getattr(model, "markov_head", None) is None:  # DFlash
+        return answers | {"logits": logits, "output": model.lm_head.weight}
     known = model.markov_head.prev_embeddings(before)
-    logits = logits.view(5, 4, -1) + model.markov_head.block_bias(
-        prev_token_ids=before, hidden_states=blocks
-    )
+    logits = logits + model.markov_head.block_bias(prev_token_ids=before, hidden_states=blocks)
     confidence = model.confidence_head(torch.cat([blocks, known], -1)).sigmoid()
-    anchors = places.view(5, 4)[:, 0]
-    save(
-        model, folder, tokens=tokens, states=states, anchors=anchors, logits=logits,
-        confidence=confidence, embeddings=model.embed_tokens.weight,
-    )  # fmt: skip
+    return answers | {"logits": logits, "confidence": confidence}
+
+
+# ---- what `outrider export` writes ----
+
+
+def exported(target: Path, name: str) -> None:
+    """The package reads it, with what it takes from the target, and answers."""
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    write_exported(name, target, folder)
+    config: Any = SpeculatorModelConfig.from_pretrained(folder)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model = SpeculatorModel.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    held = model.state_dict()
+    for key, tensor in load_file(folder / "model.safetensors").items():
+        assert torch.equal(held[key], tensor), key
+    known = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(model.embed_tokens.weight, known)  # and not what memory happened to hold
+    answers = (eagle3_answers if EXPORTED[name][0] == "eagle3" else dspark_answers)(model)
+    assert not any(tensor.isnan().any() for tensor in answers.values())
+    save_expected(name, answers)
+    file = folder / "config.json"  # the target's name, and not where it happened to be
+    file.write_text(file.read_text().replace(str(target.resolve()), NAME))
 
 
 if __name__ == "__main__":
@@ -135,3 +178,7 @@ if __name__ == "__main__":
     dspark("dspark")
     dspark("dspark_gated", markov_head_type="gated", sample_from_anchor=False)
     dspark("dspark_rnn", markov_head_type="rnn")
+    with TemporaryDirectory() as place:
+        made = write_target(Path(place) / NAME)
+        for each in EXPORTED:
+            exported(made, each)

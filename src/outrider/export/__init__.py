@@ -1,0 +1,1 @@
+"""Trained drafters in the formats that other programs read: `outrider export`."""
