@@ -268,3 +268,23 @@ def test_prompts_are_read_apart_from_texts_being_written(
     assert len(reading) > 3
     between = [b - a for a, b in pairwise(reading)]
     assert WRITES_PER_READ + 1 in between
+
+
+def test_a_drafter_that_does_not_pay_is_not_waited_for_but_tried_now_and_then(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = greedy(2, max_tokens=120, ignore_eos=True)
+    llm, graphs = make_ahead(models, {"model": models.target})
+    llm.engine.policy.timings["draft_model"].learn(1e3, 1, 1)  # seconds
+    drafter, lengths = llm.engine.drafter, []
+    propose = drafter.propose
+
+    def noted(batch: list[Any], budgets: list[int]) -> Any:
+        lengths.append([len(request.tokens) for request in batch])
+        return propose(batch, budgets)
+
+    monkeypatch.setattr(drafter, "propose", noted)
+    results = run(llm, asked)
+    same_results(llm, asked, results, run(make_llm(models.target), asked))
+    assert graphs.ahead > 80
+    assert 1 <= len(lengths) <= 4  # after 32 steps, after 64 more

@@ -59,6 +59,7 @@ class Drafting:
         self._lessons: list[tuple[Request, str, TokenTree, list[int]]] = []  # for the policy
         self.decisions = Decisions()
         self.model_seconds = 0.0  # spent by drafters that run a model
+        self.wanted = False  # whether a drafter that costs time should be asked in the next step
         self.hurried = False  # whether the device waits for the host, as the engine has last seen
         self._rest = Rest()
 
@@ -140,11 +141,10 @@ class Drafting:
         return made
 
     def can_wait(self, request: Request) -> bool:
-        """Whether the next pass may start without drafts for it: none are made, or they are
-        lookups, which the policy asks for again a step later."""
+        """Whether the next pass may start without drafts for it: none are made, or the policy
+        decides, and does so again a step later."""
         plan = self._plans[request]
-        lookups = all(map(_is_lookup, plan.drafters))
-        return not plan.drafters or (plan.length is None and lookups)
+        return not plan.drafters or plan.length is None
 
     def most(self, request: Request) -> int:
         """Nodes that the request may be given in a step."""
@@ -188,8 +188,9 @@ class Drafting:
         """One tree per request, of at most its budget; all together at most `room` nodes.
 
         `base` is the pass without any draft. `late`: that pass has already begun, and the question
-        is whether the next one should wait for its tokens. Then a tree says yes.
+        is whether the next one should wait for its tokens. Then a tree, or `wanted`, says yes.
         """
+        self.wanted = False
         self._proposals = {request: [] for request in batch}
         budget = dict(zip(batch, budgets, strict=True))
         fixed = [r for r in batch if self._plans[r].length is not None]
@@ -201,7 +202,7 @@ class Drafting:
         base = base._replace(rows=base.rows + taken)
         if free and self._rest.over():
             decided = self._decide(free, budget, base, room - taken, late)
-            futile = not any(map(len, decided.values()))
+            futile = not any(map(len, decided.values())) and not self.wanted
             self._rest.learn(futile, self.hurried and not self.policy.always)
             trees |= decided
         nothing = TokenTree.empty()
@@ -231,7 +232,7 @@ class Drafting:
         for drafter, request in asked:
             self.policy.credit(request, drafter.name, cut.expected[request])
         for drafter in competing:
-            if not _is_lookup(drafter) and self._ask(drafter, batch, budget, base, cut):
+            if not _is_lookup(drafter) and self._ask(drafter, batch, budget, base, cut, late):
                 cut = self._cut(batch, budget, base, room, late)
         return cut.trees
 
@@ -248,8 +249,10 @@ class Drafting:
         budget: dict[Request, int],
         base: Pass,
         cut: "Cut",
+        late: bool,
     ) -> bool:
-        """Have a drafter that costs time draft for those requests where it pays, if any."""
+        """Have a drafter that costs time draft for those requests where it pays, if any. Whether it
+        has: it could not, where the pass has begun."""
         mine = self._drafted_by(drafter, batch)
         outlooks = []
         for request in mine:
@@ -264,8 +267,9 @@ class Drafting:
             log_gain=cut.log_gain,
         )
         backlogs = [drafter.backlog(request) for request in mine]
-        offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, backlogs)
-        if offer is None:
+        offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, backlogs, late)
+        if offer is None or late:
+            self.wanted = self.wanted or offer is not None
             return False
         chosen = [mine[i] for i in offer.chosen]
         self._call(drafter, chosen, {r: min(offer.nodes, budget[r]) for r in chosen})

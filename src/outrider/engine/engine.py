@@ -96,6 +96,7 @@ class Engine:
         self.replayed_steps = 0  # of them, those that were a CUDA graph
         self._ahead: Launched | None = None  # the next pass, where it has already started
         self._landed_at = 0.0  # when the last pass was known here
+        self._modelled = 0.0  # seconds that drafters with a model took for the pass to come
         self._timed: list[tuple[Pass, int, float, float]] = []  # base, rows, seconds, of them idle
         self.seconds: defaultdict[str, float] = defaultdict(float)  # by phase, and "step" in all
         if self.drafting.adaptive:
@@ -219,7 +220,7 @@ class Engine:
             else:
                 trees = self._draft(work, launched is not None)
             launched = launched or self._launch(work, trees)
-            if not any(map(len, trees)):
+            if not any(map(len, trees)) and not self.drafting.wanted:
                 self._ahead = self._start_next(launched)
             self._learn()
             verdicts = self._verify(launched)
@@ -261,6 +262,7 @@ class Engine:
     def _draft(self, work: list[Work], late: bool = False) -> list[TokenTree]:
         """One tree per item; empty where nothing was granted."""
         drafting = [item for item in work if item.budget]
+        before = self.drafting.model_seconds
         trees = {id(item): TokenTree.empty() for item in work}
         if drafting:
             proposed = self.drafting.propose(
@@ -272,13 +274,15 @@ class Engine:
             )
             trees |= {id(item): tree for item, tree in zip(drafting, proposed, strict=True)}
             self.seconds["draft_model"] = self.drafting.model_seconds
+        self._modelled = self.drafting.model_seconds - before
         return [trees[id(item)] for item in work]
 
     @phase("forward")
     def _launch(self, work: list[Work], trees: list[TokenTree]) -> Launched:
         segments = [segment_of(item, tree) for item, tree in zip(work, trees, strict=True)]
         start = perf_counter()
-        return Launched(work, trees, self.runner.launch(segments), start, drafted=True)
+        flight = self.runner.launch(segments)
+        return Launched(work, trees, flight, start, drafted=True, modelled=self._modelled)
 
     @phase("forward")
     def _start_next(self, launched: Launched) -> Launched | None:
@@ -324,7 +328,8 @@ class Engine:
         base = _plain_pass(work)
         rows = base.rows + sum(map(len, launched.trees))
         # A pass that ran ahead began when the one before it landed.
-        took, waited = now - max(before, launched.started), launched.started - before
+        took = now - max(before, launched.started)
+        waited = launched.started - before - launched.modelled
         self._timed.append((base, rows, took, waited))
 
     @phase("policy")

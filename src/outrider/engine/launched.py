@@ -1,7 +1,7 @@
 """A pass between its start and its verdicts."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ class Launched:
     started: float  # perf_counter
     drafted: bool = False  # whether its trees were asked for; a pass that ran ahead has none
     rows: list[int] | None = None  # of the pass that still matter; None: all
+    modelled: float = 0.0  # seconds that drafters with a model took before it
 
     def chosen(self) -> list[int] | None:
         """The target's token at every row; waits for the pass. None where it has chosen none."""
@@ -48,7 +49,7 @@ class Launched:
             first = end
         if not work:
             return None
-        return Launched(work, trees, self.flight, self.started, self.drafted, rows)
+        return replace(self, work=work, trees=trees, rows=rows)
 
 
 def segment_of(item: Work, tree: TokenTree) -> Segment:

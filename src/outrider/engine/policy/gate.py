@@ -54,8 +54,11 @@ class Pause:
     left: int = SHORTEST_PAUSE
     length: int = SHORTEST_PAUSE
 
-    def tick(self) -> bool:
-        """True when it is time for a trial."""
+    def tick(self, late: bool = False) -> bool:
+        """True when it is time for a trial. `late`: the question is whether the next step will be
+        asked for one; then nothing is begun yet."""
+        if late and self.left <= 1:
+            return True
         self.left -= 1
         if self.left > 0:
             return False

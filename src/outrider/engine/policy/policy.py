@@ -122,20 +122,23 @@ class Policy:
         base: Pass,
         speed: float,
         backlogs: list[int],
+        late: bool = False,
     ) -> Offer | None:
         """Whether to have a drafter that costs time draft for some of the requests. `speed` is what
-        the pass promises without it."""
+        the pass promises without it. `late`: whether the next pass should wait for it."""
         timing = self.timings[drafter]
         read = timing.seconds(1, 1) / 8  # a row of a longer pass costs a fraction of a lone one
+        # Where others have drafted, the pass waits anyway.
+        waiting = 0.0 if base.log_gain else self.waited.seconds(base.writers)
 
         def draft_seconds(chosen: list[int], depth: int) -> float:
             catch_up = read * sum(backlogs[i] for i in chosen) / AMORTISED
-            return timing.seconds(len(chosen), depth) + catch_up
+            return waiting + timing.seconds(len(chosen), depth) + catch_up
 
         offer = best_offer(outlooks, sizes, base, self.cost, draft_seconds)
         if offer is not None and offer.speed > (1 + MARGIN) * speed:
             self._pauses[drafter].end()
             return offer
-        if offer is not None and self._pauses[drafter].tick():
+        if offer is not None and self._pauses[drafter].tick(late):
             return offer._replace(chosen=offer.chosen[:1])
         return None
