@@ -12,7 +12,7 @@ from outrider import LLM, SamplingParams
 from outrider.cli import main
 from outrider.core.errors import OutriderError
 from outrider.train import objective
-from outrider.train.batch import Vocabulary, see
+from outrider.train.batch import Truth, Vocabulary, see
 from outrider.train.loop import Judgement, Plan, train
 from outrider.train.start import new_head
 from outrider.train.texts import Text, load_texts, save_texts, self_written
@@ -75,7 +75,7 @@ def run_of_hits(
     taught: Taught, kind: str, text: Text, last: int, depths: int, patch: pytest.MonkeyPatch
 ) -> int:
     """How many guesses below the token at `last` hold, as the objective sees it."""
-    batch = see(taught.model, [text], taught.head.taps, torch.device("cpu"))
+    batch = see(taught.model, [text], taught.head.taps, taught.words)
 
     def agreed(first: int) -> float:
         """In blocks, or rows, from that token on."""
@@ -95,7 +95,7 @@ def pupil(
 ) -> tuple[str, Path, Taught]:
     """A kind of drafter, its folder, and what has become of it."""
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
-    return kind, folder, taught(target, llm, texts, kind, folder, steps=80)
+    return kind, folder, taught(target, llm, texts, kind, folder, steps=120)
 
 
 def test_it_learns_and_what_it_wrote_drafts(
@@ -167,7 +167,9 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(
 ) -> None:
     taught(target, llm, texts, "medusa", tmp_path, steps=5)
     kept = (tmp_path / "checkpoint.pt").read_bytes()
-    monkeypatch.setattr("outrider.train.objective._soft_loss", lambda *_: torch.tensor(torch.nan))
+    monkeypatch.setattr(
+        "outrider.train.objective._soft_loss", lambda guess, _: guess.sum() * torch.nan
+    )
     with pytest.raises(OutriderError, match="learning-rate"):
         taught(target, llm, texts, "medusa", tmp_path, steps=8)
     assert (tmp_path / "checkpoint.pt").read_bytes() == kept
@@ -186,8 +188,19 @@ def test_the_vocabulary_is_what_is_written_most(llm: LLM) -> None:
     words = Vocabulary.of([text], 3, 20, always={0})
     assert words.ids.tolist() == [0, 5, 7]
     assert (torch.arange(3) + words.d2t).tolist() == [0, 5, 7]
-    p, missing = words.of_target(torch.zeros(20))
-    assert torch.allclose(p, torch.full((3,), 0.05)) and abs(float(missing) - 0.85) < 1e-6
+
+
+def test_the_truth_is_told_in_the_drafters_own_tokens() -> None:
+    words = Vocabulary(torch.tensor([0, 5, 7]), 20)
+    logits = torch.zeros(2, 20)
+    logits[0, 7], logits[1, 8] = 2.0, 2.0
+    truth = Truth.of(logits, words)
+    p = logits.softmax(-1)
+    assert truth.best.tolist() == [2, -1]  # token 8 is none of its own
+    assert truth.tokens[0, 0] == 2
+    for row in range(2):
+        expected = p[row, words.ids[truth.tokens[row]]]
+        assert torch.allclose(truth.chances[row], expected)
 
 
 def test_the_command_trains_and_goes_on(

@@ -1,7 +1,7 @@
 """Texts side by side, and the target's view of them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,30 +9,8 @@ from torch import Tensor
 from outrider.model.features import Tap
 from outrider.train.texts import Text
 
-
-@dataclass(eq=False)
-class Batch:
-    tokens: Tensor  # [texts, length]; padding is 0
-    learned: Tensor  # [texts, length] bool: tokens that the target wrote
-    states: Tensor  # [texts, length, taps * hidden size]: before the token after each
-    logits: Tensor  # [texts, length, vocabulary]: the target's, for the token after each
-
-
-@torch.no_grad()
-def see(model: Any, texts: list[Text], taps: tuple[Tap, ...], device: torch.device) -> Batch:
-    """One pass of the target; nothing of it is stored beyond the step."""
-    length = max(len(text.tokens) for text in texts)
-    tokens = torch.zeros(len(texts), length, dtype=torch.int64)
-    learned = torch.zeros(len(texts), length, dtype=torch.bool)
-    for i, text in enumerate(texts):
-        tokens[i, : len(text.tokens)] = torch.tensor(text.tokens)
-        learned[i, text.prompt : len(text.tokens)] = True
-    tokens, learned = tokens.to(device), learned.to(device)
-    # Padding stands behind the texts, so a causal model needs no mask for it.
-    output = model(tokens, output_hidden_states=True, use_cache=False)
-    found = output.hidden_states
-    states = torch.cat([found[-1 if tap == "final" else tap] for tap in taps], -1)
-    return Batch(tokens, learned, states, output.logits)
+RANKS = 64  # of the target's likeliest tokens: together nearly all of its probability
+ROWS_AT_ONCE = 2048  # whose probabilities over the whole vocabulary exist at a time
 
 
 class Vocabulary:
@@ -59,8 +37,62 @@ class Vocabulary:
         """[draft vocabulary]: offsets, as checkpoints store them."""
         return self.ids - torch.arange(len(self.ids), device=self.ids.device)
 
-    def of_target(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's probabilities of these tokens [..., draft vocabulary], and of all others
-        together [...]."""
-        p = logits.float().softmax(-1)[..., self.ids]
-        return p, (1 - p.sum(-1)).clamp(min=0)
+
+class Truth(NamedTuple):
+    """What the target says after tokens: as much of it as is worth learning, which is little enough
+    to be kept for all texts. Tokens are counted in the drafter's own vocabulary."""
+
+    best: Tensor  # [...] int64: the target's likeliest token, -1 where the drafter does not know it
+    tokens: Tensor  # [..., ranks] int64: the likeliest that the drafter knows, best first
+    chances: Tensor  # [..., ranks] float: the target's probabilities of those
+
+    @classmethod
+    def of(cls, logits: Tensor, words: Vocabulary) -> "Truth":
+        """From the target's logits [..., vocabulary]."""
+        flat = logits.flatten(0, -2)
+        parts = [_truth(rows, words) for rows in flat.split(ROWS_AT_ONCE)]
+        shape = logits.shape[:-1]
+        best, tokens, chances = (torch.cat(each) for each in zip(*parts, strict=True))
+        return cls(best.view(shape), tokens.view(*shape, -1), chances.view(*shape, -1))
+
+    def at(self, *index: Any) -> "Truth":
+        return Truth(*(tensor[index] for tensor in self))
+
+
+def _truth(logits: Tensor, words: Vocabulary) -> tuple[Tensor, Tensor, Tensor]:
+    """logits [rows, vocabulary] -> [rows], [rows, ranks], [rows, ranks]."""
+    total = logits.float().logsumexp(-1, keepdim=True)
+    known = logits[:, words.ids]
+    values, tokens = known.topk(min(RANKS, known.shape[1]), -1)
+    return words.place[logits.argmax(-1)], tokens, (values.float() - total).exp()
+
+
+@dataclass(eq=False)
+class Batch:
+    tokens: Tensor  # [texts, length]; padding is 0
+    learned: Tensor  # [texts, length] bool: tokens that the target wrote
+    states: Tensor  # [texts, length, taps * hidden size]: before the token after each
+    truth: Truth  # [texts, length]: about the token after each
+
+    @property
+    def bytes(self) -> int:
+        tensors = (self.tokens, self.learned, self.states, *self.truth)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@torch.no_grad()
+def see(model: Any, texts: list[Text], taps: tuple[Tap, ...], words: Vocabulary) -> Batch:
+    """One pass of the target."""
+    length = max(len(text.tokens) for text in texts)
+    tokens = torch.zeros(len(texts), length, dtype=torch.int64)
+    learned = torch.zeros(len(texts), length, dtype=torch.bool)
+    for i, text in enumerate(texts):
+        tokens[i, : len(text.tokens)] = torch.tensor(text.tokens)
+        learned[i, text.prompt : len(text.tokens)] = True
+    device = words.ids.device
+    tokens, learned = tokens.to(device), learned.to(device)
+    # Padding stands behind the texts, so a causal model needs no mask for it.
+    output = model(tokens, output_hidden_states=True, use_cache=False)
+    found = output.hidden_states
+    states = torch.cat([found[-1 if tap == "final" else tap] for tap in taps], -1)
+    return Batch(tokens, learned, states, Truth.of(output.logits, words))

@@ -14,13 +14,16 @@ from torch import Tensor, nn
 
 from outrider.core.errors import OutriderError
 from outrider.heads.head import BORROWED, Head, Target
-from outrider.train.batch import Vocabulary, see
+from outrider.train.batch import Vocabulary
 from outrider.train.objective import OBJECTIVES
+from outrider.train.sheets import Sheets
 from outrider.train.texts import Text
 
 LEARNING_RATES = {"medusa": 1e-3, "eagle3": 3e-4, "dspark": 6e-4}
 WARM_UP = 0.04  # of all steps
 HELD_OUT = 0.05  # of all texts: never learned, only judged by
+MOST_HELD_OUT = 128  # texts
+SHEETS = 4  # of a lesson: texts of several lengths
 CLIP = 1.0
 
 
@@ -32,6 +35,10 @@ class Plan:
     every: int  # steps between two checkpoints
     seed: int
     learning_rate: float | None = None
+
+    @property
+    def texts_per_sheet(self) -> int:
+        return max(1, self.texts_per_step // SHEETS)
 
     def rate(self, step: int) -> float:
         """Rises over the first steps, then falls as a cosine."""
@@ -79,20 +86,23 @@ def train(
     model.requires_grad_(False)
     own = list(head.parameters())  # before it borrows from the target
     head.borrow(Target.of(model))
-    optimizer = torch.optim.AdamW(own, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0)
-    held = max(1, int(HELD_OUT * len(texts)))
-    held_out, lessons = texts[:held], texts[held:]
-    if not lessons:
+    optimizer = torch.optim.AdamW(own, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    held = max(1, min(MOST_HELD_OUT, int(HELD_OUT * len(texts))))
+    if len(texts) <= held:
         raise OutriderError(f"{len(texts)} texts are too few to learn from; ask for more")
+    held_out, lessons = (
+        Sheets(model, head.taps, words, some, plan.texts_per_sheet)
+        for some in (texts[:held], texts[held:])
+    )
     start, judged = _resume(folder, head, optimizer, plan)
     for step in range(start, plan.steps):
         some = random.Random(f"{plan.seed} {step}").sample(
-            lessons, min(plan.texts_per_step, len(lessons))
+            range(len(lessons)), min(SHEETS, len(lessons))
         )
-        loss = _learn(model, head, some, words, plan, step, optimizer, own)
+        loss = _learn(head, lessons, some, words, plan, step, optimizer, own)
         verdict = None
         if (step + 1) % plan.every == 0 or step + 1 == plan.steps:
-            verdict = judge(model, head, held_out, words, plan, step + 1)
+            verdict = judge(head, held_out, words, plan, step + 1)
             judged.append(verdict)
             _keep(folder, head, optimizer, plan, step + 1, judged)
         tell(step + 1, loss, verdict)
@@ -101,21 +111,27 @@ def train(
 
 
 def _learn(
-    model: Any,
     head: Head,
-    texts: list[Text],
+    lessons: Sheets,
+    some: list[int],
     words: Vocabulary,
     plan: Plan,
     step: int,
     optimizer: torch.optim.Optimizer,
     own: list[nn.Parameter],
 ) -> float:
-    device = words.ids.device
-    batch = see(model, texts, head.taps, device)
+    """One step, from some sheets: they differ in length, so their gradients are added up."""
+    optimizer.zero_grad()
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        loss = OBJECTIVES[plan.kind](head, batch, words, generator).loss
-    value = float(loss.detach())
+    weights = [lessons.learned(index) for index in some]
+    losses = []
+    for index, weight in zip(some, weights, strict=True):
+        with _precision(words.ids.device):
+            loss = OBJECTIVES[plan.kind](head, lessons[index], words, generator).loss
+        loss = loss * (weight / sum(weights))
+        loss.backward()
+        losses.append(loss.detach())
+    value = float(torch.stack(losses).sum())
     if not math.isfinite(value):
         raise OutriderError(
             f"the loss is {value} in step {step + 1}; the last checkpoint is kept. Go on with "
@@ -123,23 +139,23 @@ def _learn(
         )
     for group in optimizer.param_groups:
         group["lr"] = plan.rate(step)
-    optimizer.zero_grad()
-    loss.backward()
     nn.utils.clip_grad_norm_(own, CLIP)
     optimizer.step()
     return value
 
 
+def _precision(device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
 @torch.no_grad()
-def judge(
-    model: Any, head: Head, texts: list[Text], words: Vocabulary, plan: Plan, step: int
-) -> Judgement:
-    device, losses = words.ids.device, []
+def judge(head: Head, held_out: Sheets, words: Vocabulary, plan: Plan, step: int) -> Judgement:
+    losses = []
     agreed: Tensor | None = None
-    for first in range(0, len(texts), plan.texts_per_step):
-        batch = see(model, texts[first : first + plan.texts_per_step], head.taps, device)
-        generator = torch.Generator().manual_seed(first)
-        found = OBJECTIVES[plan.kind](head, batch, words, generator)
+    for index in range(len(held_out)):
+        generator = torch.Generator().manual_seed(index)
+        with _precision(words.ids.device):
+            found = OBJECTIVES[plan.kind](head, held_out[index], words, generator)
         losses.append(float(found.loss))
         both = torch.stack([found.agreed, found.counted])  # [2, depths]
         if agreed is None:

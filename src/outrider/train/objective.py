@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.train.batch import Batch, Vocabulary
+from outrider.train.batch import Batch, Truth, Vocabulary
 
 DEPTHS = 5  # of EAGLE-3's own states that training goes through
 FADING = 0.8  # of the weight of a guess, per depth
-ANCHORS = 32  # places per text where a block begins
+ANCHORS = 128  # places per text where a block begins
 BLOCK_FADING = 4.0  # places over which the weight of a block's guess falls to 1 / e
 
 
@@ -27,21 +27,16 @@ class Objective(Protocol):
 
 
 def medusa(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) -> Learned:
-    loss, tallies = batch.states.new_zeros(()).float(), []
+    tally = _Tally(batch)
     states, length = batch.states.to(head.dtype), batch.tokens.shape[1]
-    reached = torch.ones_like(batch.learned)
     for index in range(head.options.heads):
         ahead = index + 1  # the target's own guess is for the token after the state's
         if ahead >= length:
             break
-        guess = head(states[:, :-ahead], index)  # [texts, length - ahead, draft vocabulary]
-        truth, told = batch.logits[:, ahead:], _learned_after(batch, ahead)
-        loss = loss + FADING**index * _soft_loss(guess, truth, words, told)
-        reached = reached[:, : told.shape[1]] & told
-        hit = _agrees(guess, truth, words)
-        tallies.append((hit & reached, reached))
-        reached = reached & hit
-    return _tally(loss, tallies)
+        told = _learned_after(batch, ahead)
+        guess = head(states[:, :-ahead][told], index)  # [told, draft vocabulary]
+        tally.add(guess, told, ahead, FADING**index)
+    return tally.learned()
 
 
 def eagle3(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) -> Learned:
@@ -49,9 +44,8 @@ def eagle3(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) 
     text's token: as when it drafts, with guesses that hold."""
     rows = batch.tokens.shape[1] - 1  # of true features: each with the token after it
     features = head.project(batch.states[:, :rows].to(head.dtype))
-    loss, tallies = features.new_zeros(()).float(), []
+    tally = _Tally(batch)
     memory: list[list[tuple[Tensor, Tensor]]] = [[] for _ in head.layers]
-    reached = None
     for depth in range(DEPTHS):
         columns = rows - depth
         if columns < 1:
@@ -64,16 +58,35 @@ def eagle3(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) 
             places.expand(tokens.shape),
             _by_column(memory, columns),
         )
-        guess = head.logits(states)
-        truth = batch.logits[:, 1 + depth : 1 + depth + columns]
-        told = _learned_after(batch, 1 + depth)[:, :columns]
-        loss = loss + FADING**depth * _soft_loss(guess, truth, words, told)
-        hit = _agrees(guess, truth, words)
-        reached = told if reached is None else reached[:, :columns] & told
-        tallies.append((hit & reached, reached))
-        reached = reached & hit
+        told = _learned_after(batch, 1 + depth)
+        tally.add(head.logits(states[told]), told, 1 + depth, FADING**depth)
         features = states
-    return _tally(loss, tallies)
+    return tally.learned()
+
+
+class _Tally:
+    """Adds up depths: the loss, and how often a guess holds where all above it held."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._loss = batch.states.new_zeros((), dtype=torch.float32)
+        self._reached = torch.ones_like(batch.learned)  # [texts, length]
+        self._counts: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, guess: Tensor, told: Tensor, ahead: int, weight: float) -> None:
+        """guess [told, draft vocabulary]: where `told` [texts, length - ahead] says so, for what
+        the target says `ahead` places further."""
+        truth = self._batch.truth.at(slice(None), slice(ahead, None)).at(told)
+        self._loss = self._loss + weight * _soft_loss(guess, truth)
+        hit = torch.zeros_like(told)
+        hit[told] = _agrees(guess, truth)
+        reached = self._reached[:, : told.shape[1]] & told
+        self._counts.append(((hit & reached).float().sum(), reached.float().sum()))
+        self._reached = reached & hit
+
+    def learned(self) -> Learned:
+        agreed, counted = (torch.stack(each) for each in zip(*self._counts, strict=True))
+        return Learned(self._loss, agreed, counted)
 
 
 def _by_column(memory: list[list[tuple[Tensor, Tensor]]], columns: int) -> Any:
@@ -126,15 +139,16 @@ def dspark(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) 
     inside = anchors[..., None] + depth + 1 < length
     after = (flat + 1).clamp(max=length - 1)
     told = batch.learned.gather(1, after).view_as(at) & inside
-    index = flat[..., None].expand(-1, -1, batch.logits.shape[-1])
-    truth = batch.logits.gather(1, index).unflatten(1, at.shape[1:])
-    p, missing = words.of_target(truth)
-    q = guess.float().softmax(-1)
-    distance = (q - p).abs().sum(-1) + missing  # twice the share of guesses that are rejected
+    each_text = torch.arange(texts, device=at.device)[:, None, None]
+    truth = batch.truth.at(each_text, at)
+    held = guess.gather(-1, truth.tokens).float()
+    total = guess.float().logsumexp(-1)
+    q, p = (held - total[..., None]).exp(), truth.chances
+    # Twice the share of guesses that are rejected. What lies beyond the tokens that are told apart
+    # counts as disagreement: it is next to nothing, once something is learned.
+    distance = (q - p).abs().sum(-1) + (1 - q.sum(-1)) + (1 - p.sum(-1))
     label = words.place[batch.tokens.gather(1, after).view_as(at)]
-    certain = functional.cross_entropy(
-        guess.float().flatten(0, -2), label.clamp(min=0).flatten(), reduction="none"
-    ).view_as(at)
+    certain = total - guess.gather(-1, label.clamp(min=0)[..., None])[..., 0].float()
     each = 0.1 * certain * (label >= 0) + 0.9 * distance
     if head.options.confidence:
         sure = head.confidence(states, before).float().clamp(1e-6, 1 - 1e-6)
@@ -142,7 +156,7 @@ def dspark(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) 
         each = each + functional.binary_cross_entropy(sure, kept, reduction="none")
     weight = told * torch.exp(-depth / BLOCK_FADING)
     loss = (each * weight).sum() / weight.sum().clamp(min=1)
-    hits = _agrees(guess, truth, words) & told
+    hits = _agrees(guess, truth) & told
     reached = torch.cat([told[..., :1], told[..., 1:] & hits.cumprod(-1).bool()[..., :-1]], -1)
     return Learned(loss, (hits & reached).float().sum((0, 1)), reached.float().sum((0, 1)))
 
@@ -187,22 +201,17 @@ def _learned_after(batch: Batch, ahead: int) -> Tensor:
     return shifted
 
 
-def _soft_loss(guess: Tensor, truth: Tensor, words: Vocabulary, told: Tensor) -> Tensor:
-    """Cross entropy against the target's distribution over the drafter's tokens."""
-    p, missing = words.of_target(truth)
-    p = p / (1 - missing).clamp(min=1e-6)[..., None]
-    each = -(p * guess.float().log_softmax(-1)).sum(-1)
-    known = told & (words.place[truth.argmax(-1)] >= 0)
+def _soft_loss(guess: Tensor, truth: Truth) -> Tensor:
+    """Cross entropy of guesses [rows, draft vocabulary] against the target's distribution over the
+    drafter's tokens; not where the target's favourite is none of those."""
+    p = truth.chances / truth.chances.sum(-1, keepdim=True).clamp(min=1e-6)
+    each = guess.float().logsumexp(-1) - (p * guess.gather(-1, truth.tokens)).sum(-1)
+    known = truth.best >= 0
     return (each * known).sum() / known.sum().clamp(min=1)
 
 
-def _agrees(guess: Tensor, truth: Tensor, words: Vocabulary) -> Tensor:
-    return words.ids[guess.argmax(-1)] == truth.argmax(-1)
-
-
-def _tally(loss: Tensor, tallies: list[tuple[Tensor, Tensor]]) -> Learned:
-    agreed = torch.stack([hit.float().sum() for hit, _ in tallies])
-    return Learned(loss, agreed, torch.stack([seen.float().sum() for _, seen in tallies]))
+def _agrees(guess: Tensor, truth: Truth) -> Tensor:
+    return guess.argmax(-1) == truth.best
 
 
 OBJECTIVES: dict[str, Objective] = {"medusa": medusa, "eagle3": eagle3, "dspark": dspark}
