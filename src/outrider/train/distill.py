@@ -26,7 +26,7 @@ class Student(Head):
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         super().__init__(None)
-        self.model = model
+        self.model = model.eval()
         self.tokenizer = tokenizer
         for kept in (model.get_input_embeddings(), model.get_output_embeddings()):
             kept.requires_grad_(False)

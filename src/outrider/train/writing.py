@@ -15,6 +15,7 @@ from outrider.train.texts import Text, Written, add_texts, load_texts, read_prom
 
 FILE = "texts.jsonl"
 AT_ONCE = 256  # texts that a process writes before they are stored
+AT_LEAST = 16  # are asked for: if none of them comes to anything, none will
 MARK = "\u2063mark\u2063"  # stands for a user's words in a chat template
 LONGEST_PROMPT = 96  # tokens of a prompt that the target makes up
 ASKING = 0.2  # of the work for a text, where the target makes up its prompt, too
@@ -59,7 +60,8 @@ def _more(
         )
         while len(found.texts) < asked.texts:
             begun = time.monotonic()
-            wanted = min(AT_ONCE * ranks.count, asked.texts - len(found.texts))
+            missing = asked.texts - len(found.texts)
+            wanted = min(AT_ONCE * ranks.count, max(AT_LEAST, missing))
             numbers = range(found.used, found.used + wanted)
             if prompts is not None:
                 numbers = numbers[: max(0, len(prompts) - found.used)]
@@ -68,8 +70,6 @@ def _more(
             else:
                 part = writer.self_written(ranks.share(numbers))
             new = sorted(ranks.gather(part), key=lambda numbered: numbered[0])
-            if not (new or (prompts and numbers)):
-                break
             more = Written(
                 [text for _, text in new],
                 found.used + len(numbers),
@@ -78,7 +78,10 @@ def _more(
             if ranks.first:
                 add_texts(more, file)
             found = replace(more, texts=found.texts + more.texts)
-            bar.reached(len(found.texts))
+            bar.reached(min(asked.texts, len(found.texts)))
+            if not (new or (prompts and numbers)):
+                display.note(f"no more texts than {len(found.texts)} can be had")
+                break
     return found
 
 
