@@ -36,11 +36,8 @@ sys.exit(main.run(sys.argv[1:]))
 
 
 def test_shares_are_the_whole() -> None:
-    assert [list(Ranks(rank, 3).share(range(7))) for rank in range(3)] == [
-        [0, 3, 6],
-        [1, 4],
-        [2, 5],
-    ]
+    shares = [list(Ranks(rank, 3).share(range(7))) for rank in range(3)]
+    assert shares == [[0, 3, 6], [1, 4], [2, 5]]
     assert list(ALONE.share(range(3))) == [0, 1, 2] and ALONE.first
     assert join("cpu") == (ALONE, "cpu")
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_a_larger_target_is_asked_for_less() -> None:
     for table, on_gpu in ((ON_GPU, True), (ON_CPU, False)):
         scales = [scale_for(int(size), on_gpu) for size in (1e8, 4e8, 1.5e9, 4e9, 1e10, 1e11)]
         assert set(scales) == set(table.values())
-        for before, after in zip(scales, scales[1:]):
+        for before, after in pairwise(scales):
             assert all(now <= then for then, now in zip(before, after, strict=True))
 
 

@@ -75,6 +75,7 @@ def test_no_prompt_is_asked_twice(
 ) -> None:
     """Also where some were too long, and across runs."""
     monkeypatch.setattr(writing, "AT_ONCE", 2)
+    monkeypatch.setattr(writing, "AT_LEAST", 2)
     file = tmp_path / "prompts.jsonl"
     words = [LONG, LONG, SHORT + " 2", LONG, LONG, LONG, *(f"{SHORT} {i}" for i in range(6, 12))]
     file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in words))
@@ -87,11 +88,11 @@ def test_no_prompt_is_asked_twice(
 
     monkeypatch.setattr(Writer, "_ids", spy)
     some = written(asked(tmp_path, data=str(file), texts=2))
-    assert len(some.texts) == 2 and 4 < some.used < 12
-    first = len(seen)
-    more = written(asked(tmp_path, data=str(file), texts=100))
-    assert more.used == 12 and more.texts[:2] == some.texts
-    assert seen == words[: some.used] + words[first:]
+    assert len(some.texts) == 2 and 6 < some.used < 12
+    more = written(asked(tmp_path, data=str(file), texts=8))
+    assert more.used > 12 and more.texts[:2] == some.texts
+    assert seen == (words + words)[: more.used]  # after the last the first, with another seed
+    assert len({tuple(text.tokens) for text in more.texts}) == 8
     assert written(asked(tmp_path, data=str(file), texts=2)).texts == some.texts
 
 
@@ -112,7 +113,7 @@ def test_a_target_without_chat_template_goes_on_with_plain_text(
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"text": SHORT}) + "\n" + json.dumps({"turns": [SHORT + "!"]}))
     (tmp_path / "other").mkdir()
-    answered = written(asked(tmp_path / "other", data=str(file)))
+    answered = written(asked(tmp_path / "other", data=str(file), texts=2))
     starts = [text.tokens[: text.prompt] for text in answered.texts]
     assert starts == [same_llm.tokenizer(w)["input_ids"] for w in (SHORT, SHORT + "!")]
 
@@ -122,6 +123,10 @@ def test_what_cannot_be_asked_is_said(
 ) -> None:
     with pytest.raises(ConfigError, match="longest"):
         written(asked(tmp_path, longest=8))
+    file = tmp_path / "prompts.jsonl"
+    file.write_text((json.dumps({"prompt": LONG}) + "\n") * 20)
+    with pytest.raises(ConfigError, match="longest"):
+        written(asked(tmp_path, data=str(file)))
     with pytest.raises(ConfigError, match="--data FILE"):
         writing._start(SimpleNamespace(bos_token_id=None, eos_token_id=None))
     monkeypatch.setattr(LLM, "tokenizer", None)
@@ -138,7 +143,7 @@ def test_lines_that_are_no_prompts_are_named(tmp_path: Path, line: str) -> None:
 
 
 def test_a_file_of_prompts_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing.jsonl"):
+    with pytest.raises(ConfigError, match=r"nothing\.jsonl"):
         read_prompts(tmp_path / "nothing.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ConfigError, match="no prompts"):
@@ -167,7 +172,7 @@ def test_a_full_disk_loses_no_texts(tmp_path: Path) -> None:
     save_texts(Written(texts[:5], 5), file)
     kept = file.read_bytes()
     for write in (add_texts, save_texts):
-        with full_disk(after=4096), pytest.raises(OutriderError, match="Make room.*--resume"):
+        with full_disk(after=4096), pytest.raises(OutriderError, match=r"Make room.*--resume"):
             write(Written(texts, 300), file)
         assert file.read_bytes() == kept
     assert [each.name for each in tmp_path.iterdir()] == ["texts.jsonl"]

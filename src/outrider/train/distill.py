@@ -22,7 +22,7 @@ class Student(Head):
     """An ordinary model in the place of a head: it reads tokens, nothing of the target's. Its
     embeddings and output layer stay the target's; what lies between is learned."""
 
-    taps = ("final",)  # unused; a pass of the target computes them anyway
+    taps = ()
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         super().__init__(None)

@@ -96,26 +96,23 @@ def _by_column(memory: list[list[tuple[Tensor, Tensor]]], columns: int) -> Any:
     def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         known = memory[layer]
         known.append((keys, values))
-        group = query.shape[2] // keys.shape[2]
-        q = query.float() * query.shape[-1] ** -0.5  # [texts, columns, heads, size]
-        true_keys, true_values = (x.float().repeat_interleave(group, 2) for x in known[0])
-        scores = torch.einsum("bqhs,bkhs->bhqk", q, true_keys)
-        rows = true_keys.shape[1]
-        seen = torch.ones(columns, rows, dtype=torch.bool, device=q.device).tril()
-        scores = scores.masked_fill(~seen, -torch.inf)
-        own = [
-            (k[:, :columns].float().repeat_interleave(group, 2),
-             v[:, :columns].float().repeat_interleave(group, 2))
-            for k, v in known[1:]
-        ]  # fmt: skip
-        along = [torch.einsum("bqhs,bqhs->bhq", q, k)[..., None] for k, _ in own]
-        weights = torch.cat([scores, *along], -1).softmax(-1)
-        mixed = torch.einsum("bhqk,bkhs->bqhs", weights[..., :rows], true_values)
-        for i, (_, v) in enumerate(own):
-            mixed = mixed + weights[..., rows + i].transpose(1, 2)[..., None] * v
-        return mixed.to(query.dtype)
+        k, v = (torch.cat(each, 1) for each in zip(*known, strict=True))
+        device, (rows, *more) = query.device, [each.shape[1] for each, _ in known]
+        above = torch.ones(columns, rows, dtype=torch.bool, device=device).tril()
+        own = [torch.eye(columns, n, dtype=torch.bool, device=device) for n in more]
+        return _attention(query, k, v, torch.cat([above, *own], -1))
 
     return attend
+
+
+def _attention(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """[texts, rows, heads, size]; keys and values [texts, keys, kv heads, size]; `seen` says which
+    keys a row sees and is [rows, keys], or [texts, 1, rows, keys]."""
+    group = query.shape[2] // keys.shape[2]
+    keys, values = (x.repeat_interleave(group, 2) for x in (keys, values))
+    q, k, v = (x.transpose(1, 2) for x in (query, keys, values))
+    mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    return mixed.transpose(1, 2)
 
 
 def dspark(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) -> Learned:
@@ -186,9 +183,8 @@ def _in_blocks(context: list[tuple[Tensor, Tensor]], anchors: Tensor, block: int
             torch.cat([old, new.flatten(1, 2)], 1)
             for old, new in zip(context[layer], (keys, values), strict=True)
         )
-        q, k, v = (x.transpose(1, 2) for x in (query.flatten(1, 2), k, v))
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
-        return mixed.transpose(1, 2).unflatten(1, (count, block))
+        mixed = _attention(query.flatten(1, 2), k, v, seen)
+        return mixed.unflatten(1, (count, block))
 
     return attend
 

@@ -1,5 +1,6 @@
 """A training run from its settings: texts, lessons, report."""
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ def run(asked: Settings) -> None:
     display = Display(quiet=not ranks.first)
     asked.out.mkdir(parents=True, exist_ok=True)
     written = write_texts(asked, ranks, display)
+    gc.collect()  # the writer's slots: its memory is needed now
     loaded = load_model(asked.target, device=asked.device, dtype=asked.dtype)
     model: Any = loaded.model
     size = model.get_output_embeddings().weight.shape[0]

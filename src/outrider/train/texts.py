@@ -64,7 +64,7 @@ def load_texts(file: Path) -> Written:
 def read_prompts(file: Path) -> list[str]:
     """JSONL with "prompt", "text", or "turns" (whose first counts)."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--data {file} cannot be read ({error}); give a JSONL file") from error
     prompts = []

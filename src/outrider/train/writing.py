@@ -8,14 +8,16 @@ from typing import Any
 
 from outrider import LLM, SamplingParams
 from outrider.core.errors import ConfigError
+from outrider.model.loading import choose_device
 from outrider.train.display import Display
 from outrider.train.ranks import Ranks
 from outrider.train.settings import Settings
 from outrider.train.texts import Text, Written, add_texts, load_texts, read_prompts, save_texts
 
 FILE = "texts.jsonl"
-AT_ONCE = 256  # texts that a process writes before they are stored
+AT_ONCE = 1024  # texts that a process writes before they are stored
 AT_LEAST = 16  # are asked for: if none of them comes to anything, none will
+SEQUENCES = 256  # in one pass of a GPU
 MARK = "\u2063mark\u2063"  # stands for a user's words in a chat template
 LONGEST_PROMPT = 96  # tokens of a prompt that the target makes up
 ASKING = 0.2  # of the work for a text, where the target makes up its prompt, too
@@ -48,7 +50,7 @@ def _more(
     ranks: Ranks,
     display: Display,
 ) -> Written:
-    llm = LLM(asked.target, device=asked.device, dtype=asked.dtype)
+    llm = _engine(asked)
     longest = min(asked.longest, llm.engine.max_model_len)
     if llm.tokenizer is not None and llm.tokenizer.chat_template is None:
         display.note(f"{asked.target} has no chat template: it goes on with plain text instead")
@@ -58,31 +60,40 @@ def _more(
         writer = Writer(
             llm, longest, asked.temperature, asked.seed, lambda part: bar.add(part * ranks.count)
         )
+        in_vain = 0  # prompts in a row
         while len(found.texts) < asked.texts:
             begun = time.monotonic()
             missing = asked.texts - len(found.texts)
             wanted = min(AT_ONCE * ranks.count, max(AT_LEAST, missing))
-            numbers = range(found.used, found.used + wanted)
-            if prompts is not None:
-                numbers = numbers[: max(0, len(prompts) - found.used)]
-                own = [(i, prompts[i]) for i in ranks.share(numbers)]
-                part = writer.answered(own)
-            else:
-                part = writer.self_written(ranks.share(numbers))
+            own = ranks.share(range(found.used, found.used + wanted))
+            if prompts is None:
+                part = writer.self_written(own)
+            else:  # after the last, the first is answered once more: otherwise
+                part = writer.answered([(i, prompts[i % len(prompts)]) for i in own])
             new = sorted(ranks.gather(part), key=lambda numbered: numbered[0])
             more = Written(
                 [text for _, text in new],
-                found.used + len(numbers),
+                found.used + wanted,
                 found.seconds + time.monotonic() - begun,
             )
             if ranks.first:
                 add_texts(more, file)
             found = replace(more, texts=found.texts + more.texts)
             bar.reached(min(asked.texts, len(found.texts)))
-            if not (new or (prompts and numbers)):
+            in_vain = 0 if new else in_vain + wanted
+            if in_vain >= max(AT_LEAST, len(prompts or ())):
                 display.note(f"no more texts than {len(found.texts)} can be had")
                 break
     return found
+
+
+def _engine(asked: Settings) -> LLM:
+    """Plain decoding: in batches as large as these, drafts gain nothing."""
+    many = {"max_num_seqs": SEQUENCES, "kv_cache_tokens": SEQUENCES * asked.longest}
+    on_gpu = choose_device(asked.device).type == "cuda"
+    return LLM(
+        asked.target, None, device=asked.device, dtype=asked.dtype, **(many if on_gpu else {})
+    )
 
 
 class Writer:
