@@ -84,5 +84,7 @@ def test_what_was_said_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     found = filled(**given | said)
     assert all(getattr(found, key) == value for key, value in said.items())
     assert filled(**given | {"kind": "distill"}).vocabulary is None
+    with pytest.raises(ConfigError, match="above 0"):
+        filled(**given | {"learning_rate": 0.0})
     with pytest.raises(ConfigError, match="--layers is for distill"):
         filled(**given | {"layers": 2})

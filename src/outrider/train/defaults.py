@@ -57,6 +57,8 @@ def filled(
         raise ConfigError(f"--layers is for distill; leave it out for {kind}")
     if vocabulary is not None and distilled:
         raise ConfigError("a distilled model knows all tokens; leave out --vocabulary")
+    if learning_rate is not None and learning_rate <= 0:
+        raise ConfigError(f"--learning-rate must be above 0, not {learning_rate}")
     scale = scale_for(parameters_of(target), choose_device(device).type == "cuda")
     return Settings(
         kind=kind,

@@ -68,6 +68,8 @@ class WritingBar:
     def add(self, texts: float) -> None:
         """So many more are about done."""
         self._progress.advance(self._task, texts)
+        done = int(self._progress.tasks[self._task].completed)
+        self._progress.update(self._task, description=_written(done, self._total))
 
     def reached(self, texts: int) -> None:
         """So many are stored."""
