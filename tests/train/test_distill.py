@@ -43,18 +43,18 @@ def test_layers_are_spread_from_the_first_to_the_last() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "qwen3_moe"])
 def test_all_layers_are_the_target_and_some_are_a_model(tmp_path: Path, family: str) -> None:
-    layers = {"n_layer": 4} if family == "gpt2" else {"num_hidden_layers": 4}
+    layers = {"n_layer": 5} if family == "gpt2" else {"num_hidden_layers": 5}
     model = tiny(tmp_path / "target", family, **layers, tie_word_embeddings=family == "llama")
-    assert torch.equal(new_student(model, None, 4)(TOKENS), model(TOKENS).logits)
-    small = new_student(model, None, 2)
+    assert torch.equal(new_student(model, None, 5)(TOKENS), model(TOKENS).logits)
+    small = new_student(model, None, 3)
     small.save(tmp_path / "small")
     for parameter in small.parameters():
         parameter.data = parameter.data.bfloat16().float()
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "small", dtype=torch.float32).eval()
-    assert again.config.num_hidden_layers == 2
+    assert again.config.num_hidden_layers == 3
     assert torch.equal(again(TOKENS).logits, small(TOKENS))
     if family == "gemma2":  # its layers are of two kinds
-        assert again.config.layer_types == [model.config.layer_types[i] for i in (0, 3)]
+        assert again.config.layer_types == [model.config.layer_types[i] for i in (0, 2, 4)]
 
 
 def test_what_is_frozen_is_the_targets_own(model: Any) -> None:
