@@ -155,8 +155,9 @@ def _learn(
         # Drawn for this place of the lesson, whichever process it falls to.
         seed = (plan.seed * 1_000_003 + step) * plan.sheets + place
         generator = torch.Generator().manual_seed(seed)
-        with _precision(device), _room(step):
-            loss = OBJECTIVES[plan.kind](head, lessons[some[place]], words, generator).loss
+        with _room(step):
+            with _precision(device):
+                loss = OBJECTIVES[plan.kind](head, lessons[some[place]], words, generator).loss
             loss = loss * (weights[place] / sum(weights))
             loss.backward()
         total += loss.detach()
