@@ -13,11 +13,11 @@ from outrider.cli import main
 from outrider.core.errors import OutriderError
 from outrider.train import objective
 from outrider.train.batch import Truth, Vocabulary, see
-from outrider.train.loop import Judgement, Plan, train
+from outrider.train.distill import new_student
+from outrider.train.loop import OBJECTIVES, Judgement, Plan, train
+from outrider.train.settings import KINDS
 from outrider.train.start import new_head
-from outrider.train.texts import Text, load_texts, save_texts, self_written
-
-KINDS = ["medusa", "eagle3", "dspark"]
+from outrider.train.texts import Text
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,13 @@ def taught(
     target: str, llm: LLM, texts: list[Text], kind: str, folder: Path, steps: int, **options: Any
 ) -> Taught:
     torch.manual_seed(0)
-    model, words = plain_model(target), words_of(texts, llm)
-    head, config = new_head(kind, model, words)
+    model = plain_model(target)
+    if kind == "distill":
+        words = words_of(texts, llm, llm.engine.runner.vocabulary)
+        head, config = new_student(model, llm.tokenizer, layers=3), {}
+    else:
+        words = words_of(texts, llm)
+        head, config = new_head(kind, model, words)
     # The held-out texts are learned, too: a random model has no rule that would carry over.
     plan = Plan(kind, steps, texts_per_step=12, every=5, seed=1, learning_rate=1e-2)
     judged = train(model, head, config, [*texts[:4], *texts], words, plan, folder, **options)
@@ -81,7 +86,7 @@ def run_of_hits(
         """In blocks, or rows, from that token on."""
         batch.learned[:] = torch.arange(batch.tokens.shape[1]) > first
         patch.setattr(objective, "_anchors", lambda *_: torch.tensor([[first]]))
-        learned = objective.OBJECTIVES[kind](taught.head, batch, taught.words, torch.Generator())
+        learned = OBJECTIVES[kind](taught.head, batch, taught.words, torch.Generator())
         return float(learned.agreed[:depths].sum())
 
     if kind == "dspark":
@@ -95,7 +100,8 @@ def pupil(
 ) -> tuple[str, Path, Taught]:
     """A kind of drafter, its folder, and what has become of it."""
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
-    return kind, folder, taught(target, llm, texts, kind, folder, steps=120)
+    steps = 30 if kind == "distill" else 120  # it knows much from the start
+    return kind, folder, taught(target, llm, texts, kind, folder, steps)
 
 
 def test_it_learns_and_what_it_wrote_drafts(
@@ -105,7 +111,7 @@ def test_it_learns_and_what_it_wrote_drafts(
     assert judged[-1].loss < judged[0].loss
     assert judged[-1].length > judged[0].length + 0.1
     fast = LLM(target, {"model": str(folder)}, device="cpu", dtype="float32")
-    assert fast.drafter_name == kind
+    assert fast.drafter_name == ("draft_model" if kind == "distill" else kind)
     fast.engine.policy.draft_always()
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     prompts: list[Any] = [text.tokens[: text.prompt] for text in texts[:4]]
@@ -175,14 +181,6 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(
     assert (tmp_path / "checkpoint.pt").read_bytes() == kept
 
 
-def test_a_target_writes_its_own_texts(llm: LLM, tmp_path: Path) -> None:
-    found = list(self_written(llm, count=6, longest=160, temperature=1.0, seed=0))
-    assert found and all(0 < text.prompt < len(text.tokens) <= 160 for text in found)
-    assert found == list(self_written(llm, count=6, longest=160, temperature=1.0, seed=0))
-    save_texts(found, tmp_path / "texts.jsonl")
-    assert load_texts(tmp_path / "texts.jsonl") == found
-
-
 def test_the_vocabulary_is_what_is_written_most(llm: LLM) -> None:
     text = Text([9, 9, 5, 5, 5, 7, 7, 8], prompt=2)
     words = Vocabulary.of([text], 3, 20, always={0})
@@ -216,7 +214,8 @@ def test_the_command_trains_and_goes_on(
     assert main.run([*asked, "--steps", "4", "--resume"]) == 0
     held_out = json.loads((out / "report.json").read_text())["held out"]
     assert [each["step"] for each in held_out] == [1, 2, 3, 4]
+    assert (out / "report.md").exists() and (out / "report.png").exists()
     fast = LLM(target, {"model": str(out)}, device="cpu", dtype="float32")
     assert fast.drafter_name == "dspark"
     assert main.run(["train", "ngram", "--target", target, "--out", str(tmp_path / "x")]) == 2
-    assert "medusa, eagle3, dspark" in capsys.readouterr().err
+    assert "medusa, eagle3, dspark, distill" in capsys.readouterr().err

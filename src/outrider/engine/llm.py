@@ -19,6 +19,7 @@ from outrider.model.memory import MemoryUse
 Prompt = str | list[int] | dict[str, Any]
 Messages = list[dict[str, str]]
 Params = SamplingParams | Sequence[SamplingParams] | None
+Shown = bool | Callable[[], None]  # a bar, or what is called for each request that is finished
 
 
 class LLM:
@@ -53,7 +54,7 @@ class LLM:
         return self.engine.drafting.explain()
 
     def generate(
-        self, prompts: Prompt | list[Prompt], sampling_params: Params = None, use_tqdm: bool = True
+        self, prompts: Prompt | list[Prompt], sampling_params: Params = None, use_tqdm: Shown = True
     ) -> list[RequestOutput]:
         """Continue each prompt as it is. A request that is refused has its `error` set while the
         others finish; if all are refused, the first error is raised."""
@@ -63,7 +64,7 @@ class LLM:
         self,
         messages: Messages | list[Messages],
         sampling_params: Params = None,
-        use_tqdm: bool = True,
+        use_tqdm: Shown = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
         several = bool(messages) and isinstance(messages[0], list)
@@ -108,7 +109,7 @@ class LLM:
         return request_id
 
     def _complete(
-        self, batch: list[Any], prompt_of: Callable[[Any], Prompt], params: Params, use_tqdm: bool
+        self, batch: list[Any], prompt_of: Callable[[Any], Prompt], params: Params, use_tqdm: Shown
     ) -> list[RequestOutput]:
         """Run all that can be served in one batch."""
         results: dict[int, RequestOutput] = {}

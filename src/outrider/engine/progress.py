@@ -5,8 +5,13 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(total: int, what: str, shown: bool) -> Iterator[Callable[[], None]]:
-    """Yields the function to call for each finished item."""
+def progress_bar(
+    total: int, what: str, shown: bool | Callable[[], None]
+) -> Iterator[Callable[[], None]]:
+    """Yields the function to call for each finished item; `shown` may be a caller's own."""
+    if callable(shown):
+        yield shown
+        return
     if not shown or total < 2:
         yield lambda: None
         return

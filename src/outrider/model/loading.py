@@ -108,6 +108,15 @@ def load_model(
     )
 
 
+def parameters_of(name: str) -> int:
+    """How many numbers a model has; its weights are not read."""
+    config = _read_config(locate(name, weights=False), name, trust_remote_code=False)
+    refuse_unsupported(config)
+    with torch.device("meta"), quiet_transformers():
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def choose_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

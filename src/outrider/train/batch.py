@@ -92,7 +92,7 @@ def see(model: Any, texts: list[Text], taps: tuple[Tap, ...], words: Vocabulary)
     device = words.ids.device
     tokens, learned = tokens.to(device), learned.to(device)
     # Padding stands behind the texts, so a causal model needs no mask for it.
-    output = model(tokens, output_hidden_states=True, use_cache=False)
-    found = output.hidden_states
-    states = torch.cat([found[-1 if tap == "final" else tap] for tap in taps], -1)
+    output = model(tokens, output_hidden_states=bool(taps), use_cache=False)
+    found = [output.hidden_states[-1 if tap == "final" else tap] for tap in taps]
+    states = torch.cat(found, -1) if found else output.logits.new_empty(*tokens.shape, 0)
     return Batch(tokens, learned, states, Truth.of(output.logits, words))

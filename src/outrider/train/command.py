@@ -1,29 +1,52 @@
 """`outrider train`: a drafter for one's own model. Imports nothing heavy: `--help` is instant."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from outrider.core.errors import ConfigError
-from outrider.train.settings import KINDS, Settings
+from outrider.train.settings import KINDS
+
+BY_SIZE = "by the target's size"
 
 
 def train_command(
-    kind: Annotated[str, typer.Argument(help="medusa, eagle3 or dspark.")],
+    kind: Annotated[
+        str, typer.Argument(help="medusa, eagle3, dspark, or distill: a small draft model.")
+    ],
     target: Annotated[str, typer.Option(help="Built-in name, hub id, folder or .gguf file.")],
     out: Annotated[Path, typer.Option(help="Folder for the drafter, its texts and checkpoints.")],
     data: Annotated[
         str, typer.Option(help="self: the target asks and answers itself; or a JSONL of prompts.")
     ] = "self",
-    texts: Annotated[int, typer.Option(help="How many texts the target writes.")] = 2000,
-    longest: Annotated[int, typer.Option(help="Tokens of a text at most.")] = 512,
-    temperature: Annotated[float, typer.Option(help="At which it answers.")] = 0.7,
-    steps: Annotated[int, typer.Option(help="Lessons.")] = 1000,
-    texts_per_step: Annotated[int, typer.Option(help="Texts of one lesson.")] = 8,
-    vocabulary: Annotated[int, typer.Option(help="Tokens that the drafter knows.")] = 16384,
+    texts: Annotated[
+        int | None,
+        typer.Option(min=2, help="How many texts the target writes.", show_default=BY_SIZE),
+    ] = None,
+    longest: Annotated[int, typer.Option(min=8, help="Tokens of a text at most.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0, help="At which it answers.")] = 0.7,
+    steps: Annotated[int | None, typer.Option(min=1, help="Lessons.", show_default=BY_SIZE)] = None,
+    texts_per_step: Annotated[
+        int | None,
+        typer.Option(min=1, help="Texts of one lesson, of all GPUs.", show_default=BY_SIZE),
+    ] = None,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens that the drafter knows.", show_default="16384"),
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of a distilled model, taken evenly from the target's.",
+            show_default="an eighth of the target's",
+        ),
+    ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="At its highest.", show_default="by kind")
+        float | None,
+        typer.Option(min=0, help="At its highest.", show_default=f"by kind and {BY_SIZE}"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of texts and lessons.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what --out holds.")] = False,
@@ -32,25 +55,34 @@ def train_command(
 ) -> None:
     """Train a drafter for one's own model.
 
-    The target writes the texts itself, so no data set is needed. Texts, checkpoints and the
-    drafter are in the folder given by --out; after Ctrl-C or a kill, the same command with
-    --resume goes on. The result is used as speculative_config={"model": FOLDER}.
+    The target writes the texts itself, so no data set is needed. Texts, checkpoints, the drafter
+    and a report (report.md) are in the folder given by --out; after Ctrl-C or a kill, the same
+    command with --resume goes on. The result is used as speculative_config={"model": FOLDER}.
+    Several GPUs of one machine share the work under torchrun.
 
     Examples:
 
     outrider train dspark --target smollm2-135m --out drafter
 
     outrider train eagle3 --target ./my-model --data prompts.jsonl --out drafter
+
+    outrider train distill --target ./my-model --layers 4 --out small-model
+
+    torchrun --nproc-per-node 4 --no-python outrider train dspark --target ./my-model --out drafter
     """
     if kind not in KINDS:
         raise ConfigError(f"{kind!r} cannot be trained; known are {', '.join(KINDS)}")
-    if out.exists() and any(out.iterdir()) and not resume:
+    first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes: it writes into --out
+    if first and not resume and out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty; give --resume to go on there, or another --out")
+    from outrider.train.defaults import filled
     from outrider.train.run import run
 
     run(
-        Settings(
-            kind, target, out, data, texts, longest, temperature, steps, texts_per_step, vocabulary,
-            learning_rate, seed, device, dtype,
+        filled(
+            kind=kind, target=target, out=out, data=data, texts=texts, longest=longest,
+            temperature=temperature, steps=steps, texts_per_step=texts_per_step,
+            vocabulary=vocabulary, layers=layers, learning_rate=learning_rate, seed=seed,
+            device=device, dtype=dtype,
         )
     )  # fmt: skip

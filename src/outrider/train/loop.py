@@ -1,25 +1,29 @@
 """The lessons: steps, checkpoints, and going on after a kill."""
 
-import json
 import math
 import random
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from outrider.core.errors import OutriderError
-from outrider.heads.head import BORROWED, Head, Target
+from outrider.heads.head import Head, Target
+from outrider.train import objective
 from outrider.train.batch import Vocabulary
-from outrider.train.objective import OBJECTIVES
+from outrider.train.checkpoint import keep, resume, write
+from outrider.train.distill import distill
+from outrider.train.ranks import ALONE, Ranks
 from outrider.train.sheets import Sheets
 from outrider.train.texts import Text
 
-LEARNING_RATES = {"medusa": 1e-3, "eagle3": 3e-4, "dspark": 6e-4}
+OBJECTIVES: dict[str, objective.Objective] = {**objective.OBJECTIVES, "distill": distill}
+LEARNING_RATES = {"medusa": 1e-3, "eagle3": 3e-4, "dspark": 6e-4, "distill": 3e-4}
 WARM_UP = 0.04  # of all steps
 HELD_OUT = 0.05  # of all texts: never learned, only judged by
 MOST_HELD_OUT = 128  # texts
@@ -35,6 +39,11 @@ class Plan:
     every: int  # steps between two checkpoints
     seed: int
     learning_rate: float | None = None
+    sheets: int = SHEETS  # of a lesson
+
+    @property
+    def texts_per_sheet(self) -> int:
+        return max(1, self.texts_per_step // self.sheets)
 
     @property
     def texts_per_sheet(self) -> int:
@@ -56,6 +65,8 @@ class Judgement:
     step: int
     loss: float
     depths: list[float]  # how often a guess holds, once one came so deep
+    lessons: float | None = None  # mean loss of the lessons since the judgement before
+    seconds: float = 0.0  # of all lessons so far
 
     @property
     def length(self) -> float:
@@ -65,6 +76,11 @@ class Judgement:
             path *= share
             total += path
         return total
+
+
+def held_out_of(texts: int) -> int:
+    """How many of so many texts, the first ones, are only judged by."""
+    return max(1, min(MOST_HELD_OUT, int(HELD_OUT * texts)))
 
 
 Tell = Callable[[int, float, Judgement | None], None]  # step, loss, and what was judged just now
@@ -79,34 +95,47 @@ def train(
     plan: Plan,
     folder: Path,
     tell: Tell = lambda step, loss, judged: None,
+    ranks: Ranks = ALONE,
 ) -> list[Judgement]:
-    """Teach the head; its files are in `folder` at the end. A checkpoint there is gone on with."""
+    """Teach the head; its files are in `folder` at the end. A checkpoint there is gone on with.
+    Processes that learn together must start alike."""
     device = words.ids.device
     head.to(device).float().train()
     model.requires_grad_(False)
-    own = list(head.parameters())  # before it borrows from the target
+    own = [each for each in head.parameters() if each.requires_grad]  # before it borrows any
     head.borrow(Target.of(model))
     optimizer = torch.optim.AdamW(own, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    held = max(1, min(MOST_HELD_OUT, int(HELD_OUT * len(texts))))
+    held = held_out_of(len(texts))
     if len(texts) <= held:
         raise OutriderError(f"{len(texts)} texts are too few to learn from; ask for more")
     held_out, lessons = (
         Sheets(model, head.taps, words, some, plan.texts_per_sheet)
         for some in (texts[:held], texts[held:])
     )
-    start, judged = _resume(folder, head, optimizer, plan)
-    for step in range(start, plan.steps):
+    kept = resume(folder, plan.kind, head, optimizer)
+    judged = [Judgement(**each) for each in kept["judged"]]
+    begun = time.monotonic() - (judged[-1].seconds if judged else 0.0)
+    losses: list[float] = []
+    for step in range(kept["step"], plan.steps):
         some = random.Random(f"{plan.seed} {step}").sample(
-            range(len(lessons)), min(SHEETS, len(lessons))
+            range(len(lessons)), min(plan.sheets, len(lessons))
         )
-        loss = _learn(head, lessons, some, words, plan, step, optimizer, own)
+        loss = _learn(head, lessons, some, words, plan, step, optimizer, own, ranks)
+        losses.append(loss)
         verdict = None
         if (step + 1) % plan.every == 0 or step + 1 == plan.steps:
-            verdict = judge(head, held_out, words, plan, step + 1)
+            found = judge(head, held_out, words, plan, step + 1)
+            _must_be_finite(found.loss, step)  # before the checkpoint that it would spoil
+            mean, seconds = sum(losses) / len(losses), time.monotonic() - begun
+            verdict = replace(found, lessons=mean, seconds=seconds)
             judged.append(verdict)
-            _keep(folder, head, optimizer, plan, step + 1, judged)
+            losses = []
+            if ranks.first:
+                told = [asdict(each) for each in judged]
+                keep(folder, head, optimizer, plan=asdict(plan), step=step + 1, judged=told)
         tell(step + 1, loss, verdict)
-    write(head, config, folder)
+    if ranks.first:
+        write(head, config, folder)
     return judged
 
 
@@ -119,29 +148,50 @@ def _learn(
     step: int,
     optimizer: torch.optim.Optimizer,
     own: list[nn.Parameter],
+    ranks: Ranks,
 ) -> float:
     """One step, from some sheets: they differ in length, so their gradients are added up."""
+    device = words.ids.device
     optimizer.zero_grad()
-    generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
     weights = [lessons.learned(index) for index in some]
-    losses = []
-    for index, weight in zip(some, weights, strict=True):
-        with _precision(words.ids.device):
-            loss = OBJECTIVES[plan.kind](head, lessons[index], words, generator).loss
-        loss = loss * (weight / sum(weights))
-        loss.backward()
-        losses.append(loss.detach())
-    value = float(torch.stack(losses).sum())
-    if not math.isfinite(value):
-        raise OutriderError(
-            f"the loss is {value} in step {step + 1}; the last checkpoint is kept. Go on with "
-            "--resume and a lower --learning-rate"
-        )
+    total = torch.zeros((), device=device)
+    for place in ranks.share(range(len(some))):
+        # Drawn for this place of the lesson, whichever process it falls to.
+        seed = (plan.seed * 1_000_003 + step) * plan.sheets + place
+        generator = torch.Generator().manual_seed(seed)
+        with _room(step):
+            with _precision(device):
+                loss = OBJECTIVES[plan.kind](head, lessons[some[place]], words, generator).loss
+            loss = loss * (weights[place] / sum(weights))
+            loss.backward()
+        total += loss.detach()
+    value = float(ranks.sum(total))
+    _must_be_finite(value, step)
+    ranks.sum_gradients(own)
     for group in optimizer.param_groups:
         group["lr"] = plan.rate(step)
     nn.utils.clip_grad_norm_(own, CLIP)
     optimizer.step()
     return value
+
+
+def _must_be_finite(loss: float, step: int) -> None:
+    if not math.isfinite(loss):
+        raise OutriderError(
+            f"the loss is {loss} in step {step + 1}; the last checkpoint is kept. Go on with "
+            "--resume and a lower --learning-rate"
+        )
+
+
+@contextmanager
+def _room(step: int) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutriderError(
+            f"the texts of step {step + 1} do not fit into memory; the last checkpoint is kept. Go "
+            "on with --resume and a lower --texts-per-step"
+        ) from error
 
 
 def _precision(device: torch.device) -> torch.autocast:
@@ -166,72 +216,3 @@ def judge(head: Head, held_out: Sheets, words: Vocabulary, plan: Plan, step: int
     assert agreed is not None
     shares = (agreed[0] / agreed[1].clamp(min=1)).tolist()
     return Judgement(step, sum(losses) / len(losses), shares)
-
-
-# ---- files ----
-
-
-def _own_state(head: Head) -> dict[str, Tensor]:
-    """Without what is borrowed from the target."""
-    borrowed = {f"{name}.weight" for name in BORROWED if _is_borrowed(head, name)}
-    return {key: tensor for key, tensor in head.state_dict().items() if key not in borrowed}
-
-
-def _is_borrowed(head: Head, name: str) -> bool:
-    module = getattr(head, name)
-    return module is not None and not module.weight.requires_grad
-
-
-def _keep(
-    folder: Path,
-    head: Head,
-    optimizer: torch.optim.Optimizer,
-    plan: Plan,
-    step: int,
-    judged: list[Judgement],
-) -> None:
-    """Written beside the old one first: a kill, or a full disk, loses nothing."""
-    partial = folder / "checkpoint.partial"
-    state = {
-        "plan": asdict(plan),
-        "step": step,
-        "head": _own_state(head),
-        "optimizer": optimizer.state_dict(),
-        "judged": [asdict(judgement) for judgement in judged],
-    }
-    try:
-        torch.save(state, partial)
-    except (OSError, RuntimeError) as error:
-        partial.unlink(missing_ok=True)
-        raise OutriderError(
-            f"the checkpoint of step {step} could not be written ({error}); the one before is "
-            f"kept in {folder}. Make room, then go on with --resume"
-        ) from error
-    partial.replace(folder / "checkpoint.pt")
-
-
-def _resume(
-    folder: Path, head: Head, optimizer: torch.optim.Optimizer, plan: Plan
-) -> tuple[int, list[Judgement]]:
-    file = folder / "checkpoint.pt"
-    if not file.exists():
-        return 0, []
-    state = torch.load(file, map_location="cpu", weights_only=True)
-    if state["plan"]["kind"] != plan.kind:
-        raise OutriderError(
-            f"{folder} holds a {state['plan']['kind']} drafter in the making, not {plan.kind}; "
-            "give another --out"
-        )
-    head.load_state_dict(state["head"], strict=False)
-    optimizer.load_state_dict(state["optimizer"])
-    return state["step"], [Judgement(**each) for each in state["judged"]]
-
-
-def write(head: Head, config: dict[str, Any], folder: Path) -> None:
-    """The drafter's own files, as it is loaded: in bfloat16."""
-    tensors = {
-        key: (tensor if tensor.dtype == torch.int64 else tensor.bfloat16()).contiguous().cpu()
-        for key, tensor in _own_state(head).items()
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2))

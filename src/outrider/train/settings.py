@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("medusa", "eagle3", "dspark")
+KINDS = ("medusa", "eagle3", "dspark", "distill")
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,9 @@ class Settings:
     temperature: float
     steps: int
     texts_per_step: int
-    vocabulary: int
-    learning_rate: float | None
+    vocabulary: int | None  # tokens that a drafter knows; None: all of the target's
+    layers: int | None  # of a distilled model; None: by those of the target
+    learning_rate: float
     seed: int
     device: str
     dtype: str
