@@ -45,10 +45,6 @@ class Plan:
     def texts_per_sheet(self) -> int:
         return max(1, self.texts_per_step // self.sheets)
 
-    @property
-    def texts_per_sheet(self) -> int:
-        return max(1, self.texts_per_step // SHEETS)
-
     def rate(self, step: int) -> float:
         """Rises over the first steps, then falls as a cosine."""
         peak = self.learning_rate or LEARNING_RATES[self.kind]
