@@ -120,6 +120,13 @@ def test_kept_tokens_are_those_of_the_rules(vocabulary: int, dtype: torch.dtype)
     check(logits, [random_params(rng, vocabulary) for _ in range(ROWS)])
 
 
+def test_cuts_within_a_step() -> None:
+    """Many tokens in every step: a bound that is off by one leaves some out, or lets some in."""
+    row = torch.randn(5000, generator=torch.Generator().manual_seed(2))
+    asked = [{"top_k": 37}, {"top_k": 900}, *({"top_p": p / 10} for p in (3, 5, 7, 8, 9))]
+    check(row.repeat(len(asked), 1), [SamplingParams(**options) for options in asked])
+
+
 @pytest.mark.parametrize("asked", [{"top_p": 0.9}, {"top_k": 700, "top_p": 0.6}])
 def test_more_tokens_than_can_be_listed(
     asked: dict[str, float], monkeypatch: pytest.MonkeyPatch

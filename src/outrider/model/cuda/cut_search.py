@@ -29,6 +29,13 @@ def _score_of(key):
 
 
 @triton.jit
+def _listed(scores, weights, place, listed):
+    there = place < listed
+    score = tl.load(scores + place, mask=there, other=float("-inf"), cache_modifier=".cg")
+    return score, tl.load(weights + place, mask=there, other=0, cache_modifier=".cg")
+
+
+@triton.jit
 def _amount(score, weight, key, COUNTING: tl.constexpr):
     """How many of some tokens, or of what weight, have at least this key's score."""
     each = weight * 0 + 1 if COUNTING else weight
@@ -46,8 +53,7 @@ def _amount_from(
     amount = base + _amount(first_scores, first_weights, key, COUNTING)
     for start in range(BLOCK, listed, BLOCK):
         place = start + tl.arange(0, BLOCK)
-        score = tl.load(scores + place, mask=place < listed, other=float("-inf"))
-        weight = tl.load(weights + place, mask=place < listed, other=0)
+        score, weight = _listed(scores, weights, place, listed)
         amount += _amount(score, weight, key, COUNTING)
     for start in range(0, unlisted, BLOCK):
         score = scores_of(logits, start + tl.arange(0, BLOCK), temperature, VOCABULARY)
@@ -110,11 +116,7 @@ def settle(
     number, heavier = tl.atomic_xchg(found + row, 0), tl.atomic_xchg(above + row, 0)
     listed = tl.where(number <= CAPACITY, number, 0)
     unlisted = tl.where(number <= CAPACITY, 0, VOCABULARY)
-    place = tl.arange(0, BLOCK)
-    first_scores = tl.load(
-        scores + place, mask=place < listed, other=float("-inf"), cache_modifier=".cg"
-    )
-    first_weights = tl.load(weights + place, mask=place < listed, other=0, cache_modifier=".cg")
+    first_scores, first_weights = _listed(scores, weights, tl.arange(0, BLOCK), listed)
     list_of = (first_scores, first_weights, scores, weights, listed)
     row_of = (logits, unlisted, temperature, p, top, low, high)
     cut = _key(low.to(tl.float32))

@@ -26,7 +26,7 @@ from outrider.model.cuda.inputs import RowInputs
 CHUNK = 4096  # tokens that one program looks at
 STEPS = 8  # per unit of score
 BINS = 256  # steps that are told apart, below the highest score; the last holds all the others
-CAPACITY = 8192  # tokens of a row that can be listed; where there are more, the row itself is read
+CAPACITY = 16384  # tokens of a row that can be listed; where there are more, the row itself is read
 BLOCK = 1024  # tokens that are listed, and searched, together
 
 
