@@ -63,7 +63,7 @@ def median_speed(llm: LLM, texts: list[str], tokens: int, batch: int, repeats: i
 
 
 def with_options(llm: LLM, texts: list[str], tokens: int) -> dict[str, dict[str, float]]:
-    """All texts at once with options that the pass itself does not know."""
+    """All texts at once with options that cost more than the likeliest token."""
     found = {}
     for name, options in OPTIONS.items():
         written(llm, texts, tokens, len(texts), **options)

@@ -21,6 +21,7 @@ from tests.engine.helpers import (
 )
 from torch import Tensor
 
+from outrider import verify
 from outrider.core.params import SamplingParams
 from outrider.core.tree import depths_of
 from outrider.engine.llm import LLM
@@ -28,7 +29,11 @@ from outrider.engine.scheduler import WRITES_PER_READ
 from outrider.model.flight import Flight
 from outrider.model.runner import Runner
 from outrider.model.segment import Choosing, Segment
+from outrider.sampling.counts import Counts
 from outrider.sampling.noise import Key, Purpose, noise, streams
+from outrider.sampling.process import process
+from outrider.sampling.rows import Row
+from outrider.sampling.truncate import truncate
 
 
 class EagerGraphs:
@@ -56,8 +61,8 @@ class EagerGraphs:
             segment.tokens = [self.previous[-1 - t] if t < 0 else t for t in segment.tokens]
         logits = self.runner._forward(segments)
         self.previous = [
-            int((row / (key.temperature or 1) + drawn).argmax())
-            for row, (key, drawn) in zip(logits, _noise(segments, logits.shape[1]), strict=True)
+            int((_scores(row, asked) + drawn).argmax())
+            for row, (asked, drawn) in zip(logits, _noise(segments, logits.shape[1]), strict=True)
         ]
 
         def landed(tokens: list[int] = self.previous, mine: int = self.launches) -> list[int]:
@@ -76,6 +81,16 @@ def _noise(segments: list[Segment], vocabulary: int) -> Iterator[tuple[Choosing,
             key = Key(asked.seed, asked.sample, asked.position + depth - 1, Purpose.CHOICE)
             drawn = noise(streams([key]), vocabulary)[0] if asked.temperature else 0.0
             yield asked, drawn
+
+
+def _scores(logits: Tensor, asked: Choosing) -> Tensor:
+    """logits [vocabulary] -> those that may be drawn."""
+    if not asked.temperature:
+        return logits
+    scores = (logits / asked.temperature)[None]
+    options = {"top_k": asked.top_k, "top_p": asked.top_p, "min_p": asked.min_p}
+    truncate(scores, [SamplingParams(temperature=asked.temperature, **options)])
+    return scores[0]
 
 
 def make_ahead(models: Models, drafter: Any = None, **options: Any) -> tuple[LLM, EagerGraphs]:
@@ -180,27 +195,52 @@ def test_texts_end_at_any_time(models: Models) -> None:
     assert llm.engine._ahead is None or llm.engine._ahead.still_wanted(llm.engine.scheduler) is None
 
 
+@pytest.mark.parametrize("options", [{}, {"top_k": 9, "top_p": 0.9, "min_p": 0.01}])
 @pytest.mark.parametrize("drafter", [None, "auto"])
-def test_noise_belongs_to_the_position_that_is_decided(models: Models, drafter: Any) -> None:
-    asked = [
-        (random_prompt(i, 9), SamplingParams(temperature=0.5 + i / 4, seed=i, n=2, max_tokens=16))
+def test_noise_belongs_to_the_position_that_is_decided(
+    models: Models, drafter: Any, options: dict[str, Any]
+) -> None:
+    params = [
+        SamplingParams(temperature=0.5 + i / 4, seed=i, n=2, max_tokens=16, **options)
         for i in range(5)
     ]
+    asked = [(random_prompt(i, 9), each) for i, each in enumerate(params)]
     llm, graphs = make_ahead(models, drafter)
     same_results(llm, asked, run(llm, asked), run(make_llm(models.target), asked))
     assert graphs.ahead > 5
 
 
 def test_requests_that_need_the_host_make_all_wait(models: Models) -> None:
-    """Truncation, penalties, logprobs and users' own processors are not for the device."""
+    """Penalties, logprobs and users' own processors are not for the device."""
     asked = mixed_requests(12)
     llm, _ = make_ahead(models)
     same_results(llm, asked, run(llm, asked), run(make_llm(models.target), asked))
-    for options in ({"top_k": 5}, {"logprobs": 2}, {"repetition_penalty": 1.2}):
+    for options in ({"logprobs": 2}, {"repetition_penalty": 1.2}):
         alone, graphs = make_ahead(models)
         params = SamplingParams(temperature=1, seed=1, max_tokens=6, **options)
         run(alone, [(random_prompt(9, 12), params)])
         assert graphs.ahead == 0
+
+
+def test_only_requests_that_need_the_host_have_their_logits_read(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = greedy(2, max_tokens=8, ignore_eos=True)
+    for i, options in enumerate(({"top_p": 0.8}, {"presence_penalty": 1.0})):
+        params = SamplingParams(seed=i, max_tokens=8, ignore_eos=True, **options)
+        asked.append((random_prompt(i, 11), params))
+    llm, _ = make_ahead(models)
+    on_host = []
+
+    def watched(logits: Tensor, rows: list[Row], counts: Counts) -> Tensor:
+        on_host.extend(row.request.params for row in rows)
+        return process(logits, rows, counts)
+
+    monkeypatch.setattr(verify, "process", watched)
+    results = run(llm, asked)
+    # The prompts' pass is none that a graph could replay, and chooses nothing.
+    assert [p.presence_penalty for p in on_host[4:]] == [1.0] * 7
+    same_results(llm, asked, results, run(make_llm(models.target), asked))
 
 
 def test_cached_texts_make_way(models: Models) -> None:

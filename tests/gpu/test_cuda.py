@@ -8,6 +8,13 @@ from tests.tiny import make_tiny, make_tokenizer
 
 from outrider import LLM, SamplingParams
 from outrider.audit.run import audit_engine
+from outrider.core.request import Request
+from outrider.model.cuda.workspace import Workspace
+from outrider.model.segment import Choosing
+from outrider.sampling.choose import choose
+from outrider.sampling.counts import Counts
+from outrider.sampling.process import process
+from outrider.sampling.rows import Row
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,6 +88,42 @@ def test_passes_over_few_rows_are_graphs(family, tmp_path):
     assert llm.engine.runner.way.startswith(f"CUDA graphs, {kind} layers")
     got = [r.outputs[0].token_ids for r in llm.generate(PROMPTS, params, use_tqdm=False)]
     assert got == ids(folder, None, params, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("drafter", [None, "auto"])
+def test_passes_truncate_themselves(target, drafter):
+    """One of the eight needs the host; the others' tokens come from the pass, and are the same."""
+    options = [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.05}, {"top_k": 20, "top_p": 0.8}]
+    options += [{}, {"temperature": 0, "top_k": 3}, {"top_p": 0.999}, {"repetition_penalty": 1.2}]
+    params = [SamplingParams(seed=i, max_tokens=24, **each) for i, each in enumerate(options)]
+    plain = ids(target, None, params, device="cpu", dtype="float32")
+    assert ids(target, drafter, params, device="cuda", dtype="float32") == plain
+
+
+def test_a_large_vocabulary_is_truncated_as_on_the_host():
+    """Flat and peaked rows of a real size, in the precision of real models."""
+    from tests.model.cuda.passes import choosing_inputs
+
+    from outrider.model.cuda import choice, truncation
+
+    rows, vocabulary, device = 64, 151936, torch.device("cuda")
+    generator = torch.Generator().manual_seed(1)
+    scale = torch.linspace(0.0, 4.0, rows)[:, None]
+    logits = (torch.randn(rows, vocabulary, generator=generator) * scale).bfloat16().to(device)
+    wanted = [{"top_p": 0.9}, {"top_k": 50}, {"top_k": 20, "top_p": 0.8}, {"min_p": 0.1}]
+    params = [SamplingParams(temperature=0.7 + i % 3, **wanted[i % 4]) for i in range(rows)]
+    asked = [
+        Choosing(p.temperature, i, 0, 3, p.top_k, p.top_p, p.min_p) for i, p in enumerate(params)
+    ]
+    inputs, size = choosing_inputs(asked), choice.workspace_for(rows, vocabulary)
+    memory = truncation.CutMemory.of(rows, vocabulary, device)
+    expected = [Row(Request(f"{i}", [0], p, seed=i), [0] * 3) for i, p in enumerate(params)]
+    scores = process(logits, expected, Counts(vocabulary, device))  # [rows, vocabulary]
+    tokens = choose(scores, expected).tolist()
+    for _ in range(20):  # programs arrive in another order every time
+        cuts = truncation.find_cuts(logits, inputs, memory)
+        work = Workspace.of(size, size, device)
+        assert choice.choose(logits, cuts, inputs, work).tolist() == tokens
 
 
 def test_texts_end_and_leave_while_the_next_pass_is_under_way(target):

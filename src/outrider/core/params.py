@@ -75,10 +75,9 @@ class SamplingParams:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @cached_property
-    def as_is(self) -> bool:
-        """Whether temperature is all that stands between the logits and the draw."""
-        changed = self.penalised or self.logit_bias or self.logits_processors
-        return not changed and (self.greedy or not self.truncates)
+    def adjusts(self) -> bool:
+        """Whether the logits themselves are changed, before temperature and truncation."""
+        return bool(self.penalised or self.logit_bias or self.logits_processors)
 
     def _check_numbers(self) -> None:
         _require_integer("n", self.n, 1)

@@ -296,10 +296,10 @@ class Engine:
         requests = [work[i].sequence.request for i in complete]
         trees = [launched.trees[i] for i in complete]
         chosen = (
-            self._chosen(launched) if all(pass_can_choose(r, method) for r in requests) else None
+            self._chosen(launched) if any(pass_can_choose(r, method) for r in requests) else None
         )
         if chosen is not None:
-            verdicts = verify_chosen(trees, requests, chosen)
+            verdicts = verify_chosen(trees, requests, chosen, lambda: launched.logits, self.counts)
         else:
             verdicts = verify(trees, requests, launched.logits, self.counts, method)
         return dict(zip(complete, verdicts, strict=True))

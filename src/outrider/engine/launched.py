@@ -80,5 +80,9 @@ def segment_ahead(item: Work, row: int) -> Segment:
 
 
 def _choosing(request: Request, position: int) -> Choosing:
-    temperature = 0.0 if request.params.greedy else request.params.temperature
-    return Choosing(temperature, request.seed, request.sample, position)
+    params = request.params
+    temperature = 0.0 if params.greedy else params.temperature
+    return Choosing(
+        temperature, request.seed, request.sample, position,
+        params.top_k, params.top_p, params.min_p,
+    )  # fmt: skip

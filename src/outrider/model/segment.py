@@ -14,12 +14,15 @@ from outrider.core.tree import ancestor_mask, depths_of
 
 class Choosing(NamedTuple):
     """How the pass itself may choose the tokens of a text: by the likeliest at temperature 0, else
-    with the noise of each row's output position."""
+    with the noise of each row's output position, out of what top-k, top-p and min-p leave."""
 
     temperature: float
     seed: int
     sample: int
     position: int  # in the output, of what the segment's first row with logits decides
+    top_k: int = 0  # 0 or below: all tokens
+    top_p: float = 1.0
+    min_p: float = 0.0
 
 
 @dataclass(eq=False)

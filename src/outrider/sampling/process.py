@@ -40,14 +40,16 @@ def process(logits: Tensor, rows: Sequence[Row], counts: Counts) -> Tensor:
 
 def unprocessed(request: Request) -> bool:
     """True when the scores are the logits."""
-    return only_scaled(request) and (request.params.greedy or request.params.temperature == 1)
+    params = request.params
+    as_is = params.greedy or (params.temperature == 1 and not params.truncates)
+    return as_is and unadjusted(request)
 
 
-def only_scaled(request: Request) -> bool:
-    """True when the scores are the logits, divided by the temperature."""
+def unadjusted(request: Request) -> bool:
+    """True when nothing but temperature and truncation makes the scores from the logits."""
     params = request.params
     banned = request.bad_word_ids or (request.position < params.min_tokens and request.stop_ids)
-    return params.as_is and not banned
+    return not params.adjusts and not banned
 
 
 def _process(scores: Tensor, rows: Sequence[Row], counts: Counts) -> None:

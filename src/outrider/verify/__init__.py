@@ -1,6 +1,6 @@
 """Trees and the target's logits -> verdicts. Knows no model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -11,7 +11,7 @@ from outrider.core.tree import TokenTree
 from outrider.core.verdict import Verdict
 from outrider.sampling.choose import NO_TOKEN, choose, distribution
 from outrider.sampling.counts import Counts
-from outrider.sampling.process import only_scaled, process
+from outrider.sampling.process import process, unadjusted
 from outrider.sampling.rows import Row, tree_rows
 from outrider.verify.coupled import walk
 from outrider.verify.traversal import KeyedDraws, keyed_draws, traverse
@@ -58,18 +58,32 @@ def verify(
 
 
 def pass_can_choose(request: Request, method: Method = "coupled") -> bool:
-    """Whether the target's choice needs nothing but logits, temperature and noise."""
-    return method == "coupled" and only_scaled(request)
+    """Whether the target's choice needs nothing but logits, temperature, truncation and noise."""
+    return method == "coupled" and unadjusted(request)
 
 
 def verify_chosen(
-    trees: Sequence[TokenTree], requests: Sequence[Request], chosen: list[int]
+    trees: Sequence[TokenTree],
+    requests: Sequence[Request],
+    chosen: list[int],
+    logits: Callable[[], Tensor],
+    counts: Counts,
 ) -> list[Verdict]:
-    """The same for requests whose tokens the pass itself has chosen: `chosen` has one for each
-    root and node, NO_TOKEN where there was none to choose."""
+    """The same where the pass itself has chosen tokens: `chosen` has one for each root and node,
+    NO_TOKEN where there was none to choose. Requests that need more have theirs chosen here; only
+    where there are such are the logits asked for."""
+    spans = _spans(trees)
+    others = [i for i, request in enumerate(requests) if not pass_can_choose(request)]
+    verdicts = {}
+    if others:
+        rows = [row for i in others for row in range(*spans[i])]
+        some = verify(
+            [trees[i] for i in others], [requests[i] for i in others], logits()[rows], counts
+        )
+        verdicts = dict(zip(others, some, strict=True))
     return [
-        _coupled(tree, request, chosen[a:b])
-        for tree, request, (a, b) in zip(trees, requests, _spans(trees), strict=True)
+        verdicts.get(i) or _coupled(tree, request, chosen[a:b])
+        for i, (tree, request, (a, b)) in enumerate(zip(trees, requests, spans, strict=True))
     ]
 
 

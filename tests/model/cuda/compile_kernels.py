@@ -7,13 +7,24 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from outrider.model.cuda import choice, linear, projection, row_kernels, tree_attention
+from outrider.model.cuda import (
+    choice,
+    cut_bounds,
+    cut_search,
+    linear,
+    projection,
+    row_kernels,
+    tree_attention,
+    truncation,
+)
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
     "packed": "*i64", "previous": "*i64", "choices": "*i64", "table": "*i32", "arrived": "*i32",
     "squares": "*fp32", "parts": "*fp32", "part_out": "*fp32", "part_weight": "*fp32",
     "part_value": "*fp32", "part_token": "*fp32", "epsilon": "fp32", "scale": "fp32",
+    "cuts": "*fp32", "counts": "*i32", "tops": "*fp32", "masses": "*fp64", "bounds": "*fp64",
+    "scores": "*fp32", "weights": "*i64", "found": "*i32", "above": "*i64",
 }  # fmt: skip
 NUMBERS = ("rows", "outer", "heads", "table_stride")
 STRIDES = ("_row", "_head", "_slot")
@@ -54,7 +65,7 @@ def main() -> None:
     for dtype in ("bf16", "fp32"):
         compile_kernel(
             row_kernels._embed, dtype, {"num_warps": 4},
-            SPARE_UPDATES=16, WIDTH=576, BLOCK=1024, PARTS=36, FIELDS=14, CHAINED=True,
+            SPARE_UPDATES=16, WIDTH=576, BLOCK=1024, PARTS=36, FIELDS=17, CHAINED=True,
         )  # fmt: skip
         compile_kernel(
             row_kernels._rotate, dtype, {"num_warps": 1},
@@ -65,7 +76,17 @@ def main() -> None:
             VALUE_SIZE=80, PADDED_VALUE_SIZE=128, PARTS=128, FEWEST_KEYS=64, CHAINED=True,
         )  # fmt: skip
         compile_kernel(
-            choice._choose_part, dtype, {"num_warps": 8}, VOCABULARY=151936, GROUPS=64
+            choice._choose_part, dtype, {"num_warps": 8},
+            VOCABULARY=151936, GROUPS=64, CHAINED=True,
+        )  # fmt: skip
+        row = {"VOCABULARY": 151936, "CHUNK": truncation.CHUNK, "CHUNKS": 38, "CHAINED": True}
+        compile_kernel(
+            cut_bounds.survey, dtype, {"num_warps": 8}, **row,
+            PADDED=64, BINS=truncation.BINS, STEPS=truncation.STEPS,
+        )  # fmt: skip
+        compile_kernel(
+            cut_search.settle, dtype, {"num_warps": 8}, **row,
+            CAPACITY=truncation.CAPACITY, BLOCK=truncation.BLOCK, ONE=truncation.unit(151936),
         )  # fmt: skip
     for dtype, tile, sinks in (("bf16", 16, False), ("bf16", 128, True), ("fp32", 16, True)):
         compile_kernel(
@@ -74,7 +95,9 @@ def main() -> None:
             SIZE=80, PADDED_SIZE=128, VALUE_SIZE=80, PADDED_VALUE_SIZE=128, PARTS=128,
             FEWEST_KEYS=64, TILE=tile, KEYS=64, CHAINED=True,
         )  # fmt: skip
-    compile_kernel(choice._choose_best, "fp32", {"num_warps": 1}, CHUNKS=38, PADDED=64)
+    compile_kernel(
+        choice._choose_best, "fp32", {"num_warps": 1}, CHUNKS=38, PADDED=64, CHAINED=True
+    )
     print("all kernels compile")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.model.cuda.inputs import FIELDS, RowInputs, fill, updates_of
 from outrider.model.cuda.slot_table import SlotTable
 from outrider.model.cuda.tree_attention import rows_per_tile
-from outrider.model.segment import Segment
+from outrider.model.segment import Choosing, Segment
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # cpu: Triton's interpreter
 LONGEST = 512
@@ -47,6 +47,12 @@ def make_inputs(segments: list[Segment], rows: int, group: int) -> RowInputs:
     fill(packed, rows, segments, lines, rows_per_tile(rows, group, single))
     inputs.packed.copy_(torch.from_numpy(packed))
     return inputs
+
+
+def choosing_inputs(asked: list[Choosing]) -> RowInputs:
+    """Of a pass over one row for each, which only chooses."""
+    segments = [Segment([0], [-1], array("q", [0]), array("q"), 0, choosing=each) for each in asked]
+    return make_inputs(segments, rows=len(asked), group=1)
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

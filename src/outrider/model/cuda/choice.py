@@ -1,5 +1,6 @@
 """The target's choice at every row, made on the device: the likeliest token, or the maximum of
-scaled logits plus the noise of the row's output position.
+scaled logits plus the noise of the row's output position, over the tokens that top-k, top-p and
+min-p leave (truncation.py).
 
 The noise is that of sampling/noise.py, bit for bit up to the last place of a float64 logarithm, and
 all of it is computed: that takes microseconds here, and the search for the few tokens that need it
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.model.cuda.chain import chained
 from outrider.model.cuda.inputs import RowInputs
 from outrider.model.cuda.workspace import Workspace
 
@@ -22,18 +24,20 @@ def workspace_for(rows: int, vocabulary: int) -> int:
     return rows * triton.cdiv(vocabulary, 64 * GROUPS)
 
 
-def choose(logits: Tensor, inputs: RowInputs, work: Workspace) -> Tensor:
-    """logits [rows, vocabulary] -> [rows] int64, -1 where a row has no finite maximum."""
+def choose(logits: Tensor, cuts: Tensor, inputs: RowInputs, work: Workspace) -> Tensor:
+    """logits [rows, vocabulary], cuts [rows] float32: least scores that may be drawn -> [rows]
+    int64, -1 where a row has no finite maximum."""
     rows, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, 64 * GROUPS)
     choices = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _choose_part[(rows, chunks)](
-        logits, inputs.packed, work.parts, work.weights, rows,
-        VOCABULARY=vocabulary, GROUPS=GROUPS, num_warps=8,
+        logits, inputs.packed, cuts, work.parts, work.weights, rows,
+        VOCABULARY=vocabulary, GROUPS=GROUPS, num_warps=8, **chained(logits.device),
     )  # fmt: skip
     _choose_best[(rows,)](
         work.parts, work.weights, choices,
         CHUNKS=chunks, PADDED=triton.next_power_of_2(chunks), num_warps=1,
+        **chained(logits.device),
     )  # fmt: skip
     return choices
 
@@ -51,12 +55,14 @@ def _exponential(bits):
 
 
 @triton.jit
-def _perturbed(at, token, bits, least, place, temperature, VOCABULARY: tl.constexpr):
-    """Scaled logits plus noise, [groups, 16]: every fourth token of some groups."""
+def _perturbed(at, token, bits, least, place, temperature, cut, VOCABULARY: tl.constexpr):
+    """Scaled logits plus noise, [groups, 16]: every fourth token of some groups; -inf below the
+    cut, where NaN is not."""
     z = tl.load(at + token, mask=token < VOCABULARY, other=float("-inf")).to(tl.float32)
     above = tl.where(token % 64 == place[:, None], 0.0, _exponential(bits))
     gumbel = -tl.log(least[:, None] + above)
-    return tl.div_rn(z, temperature + tl.zeros_like(z)) + gumbel.to(tl.float32)
+    score = tl.div_rn(z, temperature + tl.zeros_like(z))
+    return tl.where(score < cut, float("-inf"), score + gumbel.to(tl.float32))
 
 
 @triton.jit
@@ -78,8 +84,8 @@ def _higher(best, first, value, token):
 
 @triton.jit(do_not_specialize=["rows"])
 def _choose_part(
-    logits, packed, part_value, part_token, rows,
-    VOCABULARY: tl.constexpr, GROUPS: tl.constexpr,
+    logits, packed, cuts, part_value, part_token, rows,
+    VOCABULARY: tl.constexpr, GROUPS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """The best token of some groups. Field 10 is the temperature's bits, then seed, output
     position and sample."""
@@ -89,6 +95,9 @@ def _choose_part(
     block = tl.arange(0, 16)[None, :]
     token = group[:, None] * 64 + 4 * block  # the first of four that share a Philox block
     temperature = tl.load(packed + 10 * rows + row).to(tl.int32).to(tl.float32, bitcast=True)
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if temperature == 0:
         best, first = _first_best(_plain(at, token, VOCABULARY), token)
         for word in tl.static_range(1, 4):
@@ -99,6 +108,7 @@ def _choose_part(
         k0, k1 = (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
         c1 = tl.load(packed + 12 * rows + row).to(tl.uint32)
         c2 = tl.load(packed + 13 * rows + row).to(tl.uint32)
+        cut = tl.load(cuts + row)
         zero = c1 * 0  # purpose and lane of a choice
         pair = (group // 2).to(tl.uint32) + 0x80000000
         a, b, c, d = tl.philox_impl(pair, c1 + pair * 0, c2 + pair * 0, zero + pair * 0, k0, k1)
@@ -109,15 +119,15 @@ def _choose_part(
         w0, w1, w2, w3 = tl.philox_impl(
             index, c1 + index * 0, c2 + index * 0, zero + index * 0, k0, k1
         )
-        values = _perturbed(at, token, w0, least, place, temperature, VOCABULARY)
+        values = _perturbed(at, token, w0, least, place, temperature, cut, VOCABULARY)
         best, first = _first_best(values, token)
-        values = _perturbed(at, token + 1, w1, least, place, temperature, VOCABULARY)
+        values = _perturbed(at, token + 1, w1, least, place, temperature, cut, VOCABULARY)
         value, other = _first_best(values, token + 1)
         best, first = _higher(best, first, value, other)
-        values = _perturbed(at, token + 2, w2, least, place, temperature, VOCABULARY)
+        values = _perturbed(at, token + 2, w2, least, place, temperature, cut, VOCABULARY)
         value, other = _first_best(values, token + 2)
         best, first = _higher(best, first, value, other)
-        values = _perturbed(at, token + 3, w3, least, place, temperature, VOCABULARY)
+        values = _perturbed(at, token + 3, w3, least, place, temperature, cut, VOCABULARY)
         value, other = _first_best(values, token + 3)
         best, first = _higher(best, first, value, other)
     to = row * tl.num_programs(1) + chunk
@@ -131,7 +141,13 @@ def _plain(at, token, VOCABULARY: tl.constexpr):
 
 
 @triton.jit
-def _choose_best(part_value, part_token, choices, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
+def _choose_best(
+    part_value, part_token, choices,
+    CHUNKS: tl.constexpr, PADDED: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     chunk = tl.arange(0, PADDED)
     inside = chunk < CHUNKS

@@ -6,16 +6,21 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request
 from outrider.model.admission import allowed_error, difference
 from outrider.model.attention import LayerCall
 from outrider.model.cuda.fused import FusedModel, unfused_because
 from outrider.model.cuda.graphs import Graphs
+from outrider.model.cuda.inputs import LIKELIEST
 from outrider.model.cuda.unfused import UnfusedModel
 from outrider.model.features import Taps
 from outrider.model.loading import LoadedModel
 from outrider.model.segment import Choosing, Segment
-from outrider.sampling.choose import perturbed_max
-from outrider.sampling.noise import Key, Purpose, streams
+from outrider.sampling.choose import choose
+from outrider.sampling.counts import Counts
+from outrider.sampling.process import process
+from outrider.sampling.rows import Row
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +29,14 @@ ROUNDING = 3  # times as far from the module as its own packed pass may be: othe
 # other places, which alone makes 6 % for some models in bfloat16; what is wrong differs by 100 %
 CONTEXT = 70  # of the probe: more than one block of keys
 TREE = [-1, 0, 0, 1, 2, 0]  # of the probe
+DRAWN = Choosing(temperature=0.8, seed=(1 << 40) + 3, sample=2, position=17)
+ASKED = [
+    LIKELIEST,
+    DRAWN,
+    DRAWN._replace(top_k=7),
+    DRAWN._replace(top_p=0.5),
+    DRAWN._replace(top_k=40, top_p=0.9, min_p=0.01),
+]
 
 
 def fast_passes(
@@ -81,19 +94,24 @@ def _error(graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Ten
 
 
 def _check_choices(graphs: Graphs) -> None:
-    """Tokens that a pass chooses, with noise and without, are those that the host would choose."""
+    """Tokens that a pass chooses, by whatever options, are those that the host would choose."""
     context = array("q", range(1, 10))
-    drawn = Choosing(0.8, seed=(1 << 40) + 3, sample=2, position=17)
     segments = [
-        Segment.chain([5], array("q", [CONTEXT + 1]), context, logits_from=0),
-        Segment([8], [-1], array("q", [CONTEXT + 2]), context, 0, choosing=drawn),
+        Segment([5 + i], [-1], array("q", [CONTEXT + 1 + i]), context, 0, choosing=asked)
+        for i, asked in enumerate(ASKED)
     ]
     flight = graphs.launch(segments)
-    scores = flight.logits.float()
-    key = Key(drawn.seed, drawn.sample, drawn.position, Purpose.CHOICE)
-    _, noisy = perturbed_max(scores[1:] / drawn.temperature, streams([key], scores.device))
     assert flight.landed is not None
-    likeliest, chosen = flight.landed()
-    # In low precision several tokens may be the likeliest.
-    if scores[0, likeliest] != scores[0].max() or chosen != int(noisy[0]):
-        raise RuntimeError("the tokens it chooses are not those that its scores give")
+    rows = [_host_row(asked) for asked in ASKED]
+    scores = process(flight.logits, rows, Counts(flight.logits.shape[1]))  # [asked, vocabulary]
+    expected = choose(scores, rows).tolist()
+    for row, asked, got, token in zip(scores, ASKED, flight.landed(), expected, strict=True):
+        # In low precision several tokens may be the likeliest.
+        if got != token and not (asked == LIKELIEST and row[got] == row[token]):
+            raise RuntimeError(f"the token it chooses by {asked} is not what its scores give")
+
+
+def _host_row(asked: Choosing) -> Row:
+    temperature, seed, sample, position, top_k, top_p, min_p = asked
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    return Row(Request("check", [0], params, seed, sample), [0] * position)

@@ -25,6 +25,7 @@ from outrider.model.cuda.inputs import (
 from outrider.model.cuda.linear import workspace_for as product_parts
 from outrider.model.cuda.slot_table import SlotTable
 from outrider.model.cuda.tree_attention import rows_per_tile, workspace_for
+from outrider.model.cuda.truncation import CutMemory, find_cuts
 from outrider.model.cuda.workspace import Workspace
 from outrider.model.flight import Flight
 from outrider.model.segment import Segment
@@ -47,18 +48,27 @@ class Graph:
     """A captured pass, with the buffers that it reads and writes."""
 
     def __init__(
-        self, forward: Forward, inputs: RowInputs, previous: Tensor, work: Workspace, pool: Any
+        self,
+        forward: Forward,
+        inputs: RowInputs,
+        previous: Tensor,
+        work: Workspace,
+        cut_memory: CutMemory,
+        pool: Any,
     ) -> None:
+        def choices_of(logits: Tensor) -> Tensor:
+            return choose(logits, find_cuts(logits, inputs, cut_memory), inputs, work)
+
         self.inputs = inputs
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # compiles the kernels, which a capture cannot
-            choose(forward(inputs, previous, work), inputs, work)
+            choices_of(forward(inputs, previous, work))
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self.logits = forward(inputs, previous, work)  # [rows, vocabulary]
-            self.choices = choose(self.logits, inputs, work)  # [rows] int64
+            self.choices = choices_of(self.logits)  # [rows] int64
             previous[: inputs.rows].copy_(self.choices)
 
     def replay(self) -> None:
@@ -84,6 +94,7 @@ class Graphs:
         self.previous = torch.zeros(BUCKETS[-1], dtype=torch.int64, device=device)
         sizes = _workspace_sizes(self._shape, vocabulary, forward.most_parts)
         self._work = Workspace.of(*sizes, device)
+        self._cut_memory = CutMemory.of(BUCKETS[-1], vocabulary, device)
         self._graphs: dict[tuple[int, bool], Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         most = FIELDS * BUCKETS[-1] + 2 * updates_of(BUCKETS[-1])
@@ -175,7 +186,9 @@ class Graphs:
         key = (rows, single)
         if key not in self._graphs:
             inputs = RowInputs.of(rows, single, self.table.device_table)
-            self._graphs[key] = Graph(self._forward, inputs, self.previous, self._work, self._pool)
+            self._graphs[key] = Graph(
+                self._forward, inputs, self.previous, self._work, self._cut_memory, self._pool
+            )
             log.debug("captured a pass over %d rows", rows)
         return self._graphs[key]
 
@@ -192,7 +205,7 @@ def _workspace_sizes(shape: tuple[int, int, int], vocabulary: int, others: int) 
 def bytes_of_graphs(
     call: LayerCall, *, width: int, vocabulary: int, element: int, lines: int, longest: int
 ) -> int:
-    """What `Graphs` hold once all sizes are captured: workspace, slot table, rotations of fused
+    """What `Graphs` hold once all sizes are captured: workspaces, slot table, rotations of fused
     layers, and each graph's logits. What runs inside a graph is as small as its rows are few."""
     shape = (call.heads, call.kv_heads, call.value_head_size)
     widest = max(width, (call.heads + 2 * call.kv_heads) * call.head_size)
@@ -200,7 +213,8 @@ def bytes_of_graphs(
     table = 4 * (1 + lines) * longest
     rotations = 2 * longest * call.head_size * element
     logits = 2 * sum(BUCKETS) * vocabulary * element  # single rows and trees
-    return work + table + rotations + logits
+    cuts = CutMemory.of(BUCKETS[-1], vocabulary, torch.device("meta")).nbytes
+    return work + table + rotations + logits + cuts
 
 
 def _wanted(segments: list[Segment]) -> list[int] | None:

@@ -1,18 +1,19 @@
 """What a pass over few rows reads: fixed buffers on the device, filled by one copy from the host.
 
 A captured graph reads the same addresses at every replay, so everything that differs from pass to
-pass lives here. All numbers of a pass travel as one int64 array: fourteen fields of one number per
+pass lives here. All numbers of a pass travel as one int64 array: seventeen fields of one number per
 row, then the entries of the slot table that have changed since the last pass.
 """
 
 from dataclasses import dataclass
+from math import inf, log
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.tree import depths_of
-from outrider.model.segment import Segment
+from outrider.model.segment import Choosing, Segment
 
 TREE_BITS = 64  # rows of one sequence in a pass at most: their ancestors are bits of one number
 
@@ -21,7 +22,10 @@ TOKEN, POSITION, SLOT, LINE, CONTEXT, SEGMENT, ANCESTORS, TILE_FIRST, TILE_ROWS,
     range(10)
 )
 TEMPERATURE, SEED, OUTPUT_POSITION, SAMPLE = range(10, 14)  # the first as the bits of a float32
-FIELDS = 14
+TOP_K, TOP_P, LOG_MIN_P = range(14, 17)  # the last two as the bits of a float64 and of a float32
+FIELDS = 17
+LARGEST_K = 1 << 31  # more than any vocabulary
+LIKELIEST = Choosing(temperature=0.0, seed=0, sample=0, position=0)
 SPARE_UPDATES = 16  # entries of the table that may change beside one per row
 
 
@@ -74,12 +78,8 @@ def fill(
         _fill_single(fields[:, : len(segments)], segments, lines)
     else:
         _fill_trees(fields, segments, lines, tile)
-    first = 0
-    for segment in segments:
-        n = len(segment)
-        if segment.choosing is not None and segment.choosing.temperature:
-            _fill_choosing(fields[:, first : first + n], segment)
-        first += n
+    if any(segment.choosing and segment.choosing.temperature for segment in segments):
+        _fill_choosing(fields, segments)
 
 
 def _fill_single(fields: np.ndarray, segments: list[Segment], lines: list[int]) -> None:
@@ -116,17 +116,27 @@ def _fill_trees(fields: np.ndarray, segments: list[Segment], lines: list[int], t
         first += n
 
 
-def _fill_choosing(fields: np.ndarray, segment: Segment) -> None:
-    """fields [FIELDS, rows of the segment]; temperature 0 needs no numbers."""
-    temperature, seed, sample, position = segment.choosing  # type: ignore[misc]
-    fields[TEMPERATURE] = np.float32(temperature).view(np.int32)
-    fields[SEED] = seed
-    fields[SAMPLE] = sample
-    if len(segment) == 1:
-        fields[OUTPUT_POSITION] = position
-    elif segment.logits_from < len(segment):
-        depths = np.array(depths_of(segment.parents))
-        fields[OUTPUT_POSITION] = position + np.maximum(0, depths - depths[segment.logits_from])
+def _fill_choosing(fields: np.ndarray, segments: list[Segment]) -> None:
+    """fields [FIELDS, rows]; nothing but a temperature of 0 matters where that is asked for."""
+    asked = [segment.choosing or LIKELIEST for segment in segments]
+    lengths = [len(segment) for segment in segments]
+    numbers = np.empty((7, len(asked)), dtype=np.int64)  # a column for each segment
+    numbers[0] = np.array([a.temperature for a in asked], dtype=np.float32).view(np.int32)
+    numbers[1] = np.array([a.seed for a in asked], dtype=np.uint64).view(np.int64)
+    numbers[2] = [a.position for a in asked]
+    numbers[3] = [a.sample for a in asked]
+    numbers[4] = [min(max(a.top_k, 0), LARGEST_K) for a in asked]
+    numbers[5] = np.array([a.top_p for a in asked], dtype=np.float64).view(np.int64)
+    least = [log(a.min_p) if a.min_p else -inf for a in asked]
+    numbers[6] = np.array(least, dtype=np.float32).view(np.int32)
+    fields[TEMPERATURE:FIELDS, : sum(lengths)] = np.repeat(numbers, lengths, axis=1)
+    first = 0
+    for segment, n in zip(segments, lengths, strict=True):
+        if n > 1 and segment.logits_from < n:
+            depths = np.array(depths_of(segment.parents))
+            after = np.maximum(0, depths - depths[segment.logits_from])
+            fields[OUTPUT_POSITION, first : first + n] += after
+        first += n
 
 
 def ancestor_bits(parents: list[int]) -> np.ndarray:
