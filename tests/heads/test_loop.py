@@ -1,49 +1,119 @@
-"""Chains that a drafter's loop writes on the device are those of its passes, one by one."""
+"""Chains that a drafter's loop writes on the device are those of its passes, one by one.
+
+The kernels have their own tests (tests/model/cuda); here plain torch stands for them, but for one
+short text of each kind.
+"""
 
 from typing import Any
 
 import pytest
 import torch
-from tests.engine.helpers import Models, make_llm, random_prompt, run, same_results
-from tests.heads.compared import ROWS
-from tests.heads.looped import Watched, make_looped
+from tests.drafters.compared import drafter_of
+from tests.engine.helpers import Ask, Models, make_llm, random_prompt, run, same_results
+from tests.heads.looped import Watched, make_looped, use_plain_kernels
 from tests.heads.untrained import VARIANTS, Heads
 
 from outrider.core.params import SamplingParams
-from outrider.drafters import loop_text
+from outrider.core.request import Request
+from outrider.drafters import loop_check, loop_text
+from outrider.engine.llm import LLM
 from outrider.model.cuda import tree_attention
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter runs one program after the other, those with nothing to do among them."""
-    monkeypatch.setattr(tree_attention, "MOST_PARTS", 2)
-
-
-def asked(count: int, temperature: float | None = None, **options: Any) -> list[Any]:
-    """Half of them at temperature 0, unless all have the same."""
+def asked(count: int, length: int, **options: Any) -> list[Ask]:
+    """Every other one at temperature 0."""
     return [
         (
-            random_prompt(i, 3 + 5 * (i % 3)),
+            random_prompt(i, 3 + 5 * (i % 4)),
             SamplingParams(
-                temperature=0.9 * (i % 2) if temperature is None else temperature,
-                seed=i,
-                max_tokens=8,
-                ignore_eos=True,
-                **options,
+                temperature=0.9 * (i % 2), seed=i, max_tokens=length, ignore_eos=True, **options
             ),
         )
         for i in range(count)
     ]
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
-def test_guesses_are_those_of_single_passes(models: Models, heads: Heads, variant: str) -> None:
-    config = {"model": heads[variant], "num_speculative_tokens": 4}
-    llm = make_looped(models.target, config)
-    watched = Watched(llm)
-    texts = asked(3)
-    results = run(llm, texts)
-    assert watched.tokens > 40 and watched.drafter.loop._cuda.replays > 20
+def check(models: Models, llm: LLM, texts: list[Ask], right: list[int]) -> Watched:
+    plain = run(make_llm(models.target), texts)
+    written = [[*prompt, *r.outputs[0].token_ids] for (prompt, _), r in zip(texts, plain)]
+    watched = Watched(llm, right, written)
+    same_results(llm, texts, run(llm, texts), plain)
     assert watched.other == 0
-    same_results(llm, texts, results, run(make_llm(models.target), texts))
+    llm.engine.kv.check()
+    return watched
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_through_acceptances_rejections_preemptions_and_hits(
+    models: Models, heads: Heads, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_plain_kernels(monkeypatch)
+    monkeypatch.setattr(loop_text, "ROWS_OF_A_TEXT", 5)  # more than that is caught up on before
+    config = {"model": heads[variant], "num_speculative_tokens": 4}
+    llm = make_looped(models.target, config, kv_cache_tokens=72, max_num_batched_tokens=24)
+    watched = check(models, llm, asked(5, 24), right=[0, 2, 1, 4, 0, 3, 1])
+    assert watched.tokens > 100
+    assert llm.engine.scheduler.preemptions > 0
+    # With noise, the softmax of all scores stands for that of the best few.
+    assert watched.unsure[0] < 1e-4 and watched.unsure[1] < 0.15
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
+def test_with_the_kernels_themselves(
+    models: Models, heads: Heads, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree_attention, "MOST_PARTS", 1)  # the interpreter runs all of them
+    monkeypatch.setattr(loop_text, "ROWS_OF_A_TEXT", 2)
+    llm = make_looped(models.target, {"model": heads[kind], "num_speculative_tokens": 2})
+    watched = check(models, llm, asked(2, 5)[1:], right=[1, 0])
+    assert watched.tokens > 3 and watched.unsure[1] < 0.15
+
+
+def test_a_chain_takes_no_more_steps_than_it_has_guesses(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_plain_kernels(monkeypatch)
+    llm = make_looped(models.target, {"model": heads["eagle3"], "num_speculative_tokens": 5})
+    run(llm, asked(1, 3))
+    cuda = drafter_of(llm).loop._cuda
+    # Two tokens are left after the prompt's, so one is guessed: to read, to guess.
+    assert (cuda.captured, cuda.replays) == (2, 2)
+
+
+def test_what_the_kernel_cannot_choose_by_goes_pass_by_pass(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_plain_kernels(monkeypatch)
+    llm = make_looped(models.target, {"model": heads["eagle3"], "num_speculative_tokens": 3})
+    loop = drafter_of(llm).loop
+    looped: list[Request] = []
+    inner = loop._run
+    loop._run = lambda texts: looped.extend(t.request for t in texts) or inner(texts)
+    check(models, llm, asked(2, 8) + asked(4, 8, top_k=5)[3:], right=[1])
+    assert looped and all(request.params.top_k != 5 for request in looped)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark", "medusa", "mtp", "eagle"])
+@torch.inference_mode()
+def test_the_check_at_load_finds_faults(
+    models: Models, heads: Heads, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_plain_kernels(monkeypatch)
+    llm = make_looped(models.target, {"model": heads[kind], "num_speculative_tokens": 3})
+    drafter, kv = drafter_of(llm), llm.engine.kv
+    free = kv.available
+    assert loop_check.distance(drafter, drafter.loop, kv) < 1e-3
+    assert kv.available == free
+    texts = drafter.texts
+
+    def misread(requests: list[Request], guesses: list[int]) -> Any:
+        return [text._replace(features=text.features[::-1]) for text in texts(requests, guesses)]
+
+    if kind != "medusa":  # it reads a single feature
+        drafter.texts = misread
+        assert loop_check.distance(drafter, drafter.loop, kv) > 0.05
+    drafter.texts = texts
+    drafter.loop.step = lambda texts: None
+    drafter.loop._captured.clear()
+    drafter.loop._found.zero_()
+    assert loop_check.distance(drafter, drafter.loop, kv) > 0.05

@@ -6,6 +6,8 @@ the other way, since rounding decides between tokens that are about equal; but t
 
 import logging
 from array import array
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOP = "CUDA graphs: all guesses in one go"
-LENGTHS = (70, 5, 23)  # of the texts; more than one block of keys
-GUESSES = 3
+LENGTHS = (63, 5, 23)  # of the texts: the loop itself can read them
+GUESSES = 4  # which are below more than one block of keys at the end
 # How far below the best score a guess may lie, in spreads of all scores, per tolerance of the
 # dtype: a token that has nothing to do with the right one lies 3 to 5 spreads below.
 ROUNDING = 6
@@ -64,8 +66,9 @@ def distance(drafter: "TrainedDrafter", loop: DeviceLoop, kv: KVCache) -> float:
     try:
         if not kv.reserve(owner, 2 * sum(length + GUESSES for length in LENGTHS)):
             raise RuntimeError(f"{kv.total} KV slots are too few to try it out")
-        looped, stepped = _requests(drafter, owner), _requests(drafter, owner)
-        guesses = loop(drafter.texts(looped, [GUESSES] * len(looped)))
+        slots = iter(owner.reserved)
+        looped, stepped = _requests(drafter, slots), _requests(drafter, slots)
+        guesses = loop(drafter.texts(looped, [min(GUESSES, drafter.longest)] * len(looped)))
         return _distance(drafter, stepped, guesses)
     finally:
         for request in (*looped, *stepped):
@@ -73,8 +76,8 @@ def distance(drafter: "TrainedDrafter", loop: DeviceLoop, kv: KVCache) -> float:
         kv.close(owner)
 
 
-def _requests(drafter: "TrainedDrafter", owner: Request) -> list[Request]:
-    """Texts as if the target had read them; their slots are taken from the owner's."""
+def _requests(drafter: "TrainedDrafter", free: Iterator[int]) -> list[Request]:
+    """Texts as if the target had read them, in the next slots that are free."""
     made = []
     store = drafter.features.store
     random = torch.Generator().manual_seed(0)
@@ -82,7 +85,7 @@ def _requests(drafter: "TrainedDrafter", owner: Request) -> list[Request]:
         tokens = [(7 * place + 3 + i) % 97 for place in range(length)]
         params = SamplingParams(temperature=0.8 * (i % 2))
         request = Request("", tokens, params, seed=(1 << 40) + i, sample=i)
-        slots = array("q", [owner.reserved.pop() for _ in range(length + GUESSES)])
+        slots = array("q", islice(free, length + GUESSES))
         request.slots, request.reserved = slots[: length - 1], slots[length - 1 :]
         features = torch.randn(length - 1, store.shape[1], generator=random)
         store[torch.tensor(request.slots, device=store.device)] = features.to(store)
@@ -92,9 +95,10 @@ def _requests(drafter: "TrainedDrafter", owner: Request) -> list[Request]:
 
 def _distance(drafter: "TrainedDrafter", requests: list[Request], guesses: list[Guesses]) -> float:
     """The same texts pass by pass, along the guesses."""
-    drafts: list[Draft] = [Planned(request, chain(GUESSES)) for request in requests]
+    count = min(GUESSES, drafter.longest)
+    drafts: list[Draft] = [Planned(request, chain(count)) for request in requests]
     worst = 0.0
-    for depth in range(GUESSES):
+    for depth in range(count):
         logits = drafter.level(drafts)
         for i, (request, (tokens, _)) in enumerate(zip(requests, guesses, strict=True)):
             row = Row(request, tokens[:depth])

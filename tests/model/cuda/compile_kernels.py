@@ -7,13 +7,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from outrider.model.cuda import choice, linear, projection, row_kernels, tree_attention
+from outrider.model.cuda import choice, guess, linear, projection, row_kernels, tree_attention
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
     "packed": "*i64", "previous": "*i64", "choices": "*i64", "table": "*i32", "arrived": "*i32",
     "squares": "*fp32", "parts": "*fp32", "part_out": "*fp32", "part_weight": "*fp32",
-    "part_value": "*fp32", "part_token": "*fp32", "epsilon": "fp32", "scale": "fp32",
+    "part_value": "*fp32", "part_token": "*fp32", "part_sum": "*fp32", "sure": "*fp32",
+    "epsilon": "fp32", "scale": "fp32",
 }  # fmt: skip
 NUMBERS = ("rows", "outer", "heads", "table_stride")
 STRIDES = ("_row", "_head", "_slot")
@@ -64,9 +65,11 @@ def main() -> None:
             tree_attention._join, dtype, {"num_warps": 8},
             VALUE_SIZE=80, PADDED_VALUE_SIZE=128, PARTS=128, FEWEST_KEYS=64, CHAINED=True,
         )  # fmt: skip
-        compile_kernel(
-            choice._choose_part, dtype, {"num_warps": 8}, VOCABULARY=151936, GROUPS=64
-        )  # fmt: skip
+        for sums in (False, True):
+            compile_kernel(
+                choice._choose_part, dtype, {"num_warps": 8},
+                VOCABULARY=151936, GROUPS=64, SUMS=sums,
+            )  # fmt: skip
     for dtype, tile, sinks in (("bf16", 16, False), ("bf16", 128, True), ("fp32", 16, True)):
         compile_kernel(
             tree_attention._attend, dtype, {"num_warps": 8 if tile > 64 else 4},
@@ -75,6 +78,10 @@ def main() -> None:
             FEWEST_KEYS=64, TILE=tile, KEYS=64, CHAINED=True,
         )  # fmt: skip
     compile_kernel(choice._choose_best, "fp32", {"num_warps": 1}, CHUNKS=38, PADDED=64)
+    for sure in (False, True):
+        compile_kernel(
+            guess._move_on, "fp64", {"num_warps": 1}, SURE=sure, CHUNKS=38, PADDED=64
+        )  # fmt: skip
     print("all kernels compile")
 
 
