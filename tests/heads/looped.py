@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
-from outrider.drafters import block_loop, device_loop
+from outrider.drafters import block_loop, device_loop, fused_eagle3
 from outrider.drafters.trained import TrainedDrafter
 from outrider.engine.llm import LLM
 from outrider.model.cuda import unfused
@@ -62,7 +62,7 @@ class NoCapture:
         pass
 
 
-def make_looped(target: str, config: dict[str, Any], **options: Any) -> LLM:
+def make_looped(target: str, config: dict[str, Any], fused: bool = False, **options: Any) -> LLM:
     """An engine whose drafter has a loop."""
     allowed = TrainedDrafter.may_loop
     TrainedDrafter.may_loop = True  # type: ignore[assignment, method-assign]
@@ -76,7 +76,11 @@ def make_looped(target: str, config: dict[str, Any], **options: Any) -> LLM:
     engine = llm.engine
     drafter: Any = engine.drafter
     table = SlotTable(engine.config.max_num_seqs, engine.max_model_len, torch.device("cpu"))
-    drafter.loop = drafter.make_loop(table, NoCapture())
+    for parameter in drafter.head.parameters():  # on a CPU, laid out for its own products
+        parameter.data = parameter.data.contiguous()
+    make = drafter.fused_loop if fused else drafter.make_loop
+    drafter.loop = make(table, NoCapture())
+    assert drafter.loop is not None
     return llm
 
 
@@ -174,4 +178,5 @@ def plain_guess(
 def use_plain_kernels(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(unfused, "tree_attention", plain_attention)
     patch.setattr(block_loop, "tree_attention", plain_attention)
+    patch.setattr(fused_eagle3, "tree_attention", plain_attention)
     patch.setattr(device_loop, "guess_and_move_on", plain_guess)

@@ -11,13 +11,18 @@ import torch
 from tests.drafters.compared import drafter_of
 from tests.engine.helpers import Ask, Models, make_llm, random_prompt, run, same_results
 from tests.heads.looped import Watched, make_looped, use_plain_kernels
-from tests.heads.untrained import VARIANTS, Heads
+from tests.heads.untrained import Heads
 
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.drafters import loop_check, loop_text
 from outrider.engine.llm import LLM
 from outrider.model.cuda import tree_attention
+
+
+# Each kind, with what their loops tell apart: widths, draft vocabularies, memories, first places.
+LOOPED = ["eagle3", "eagle3.1", "eagle3 deep", "eagle", "medusa", "medusa reduced", "mtp"]
+LOOPED += ["dspark", "dspark gated", "dspark rnn shifted", "dflash"]
 
 
 def asked(count: int, length: int, **options: Any) -> list[Ask]:
@@ -43,7 +48,7 @@ def check(models: Models, llm: LLM, texts: list[Ask], right: list[int]) -> Watch
     return watched
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("variant", LOOPED)
 def test_through_acceptances_rejections_preemptions_and_hits(
     models: Models, heads: Heads, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +72,17 @@ def test_with_the_kernels_themselves(
     llm = make_looped(models.target, {"model": heads[kind], "num_speculative_tokens": 2})
     watched = check(models, llm, asked(2, 5)[1:], right=[1, 0])
     assert watched.tokens > 3 and watched.unsure[1] < 0.15
+
+
+@pytest.mark.parametrize("variant", ["eagle3 normed", "eagle3 deep"])
+def test_with_fused_layers(
+    models: Models, heads: Heads, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_plain_kernels(monkeypatch)
+    monkeypatch.setattr(loop_text, "ROWS_OF_A_TEXT", 2)
+    config = {"model": heads[variant], "num_speculative_tokens": 2}
+    llm = make_looped(models.target, config, fused=True)
+    assert check(models, llm, asked(2, 5)[1:], right=[1, 0]).tokens > 3
 
 
 def test_a_chain_takes_no_more_steps_than_it_has_guesses(

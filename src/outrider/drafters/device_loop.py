@@ -41,6 +41,7 @@ from outrider.model.cuda.inputs import (
     RowInputs,
     fill,
 )
+from outrider.model.cuda.linear import workspace_for as product_parts
 from outrider.model.cuda.slot_table import SlotTable
 from outrider.model.cuda.tree_attention import rows_per_tile
 from outrider.model.cuda.tree_attention import workspace_for as attention_parts
@@ -234,5 +235,6 @@ def _workspace_sizes(shape: Shape) -> tuple[int, int]:
     heads = (shape.heads, shape.kv_heads, shape.value_size)
     sizes = [attention_parts(rows, single, *heads) for rows, single in passes]
     sizes.append(guess_parts(TEXTS[-1], shape.vocabulary))
+    sizes.append((product_parts(shape.widest), 0))
     parts, weights = zip(*sizes, strict=True)
     return max(parts), max(weights)

@@ -171,7 +171,16 @@ class RecurrentDrafter(FeatureDrafter):
 
     @property
     def loop_shape(self) -> Shape:
-        return Shape(*attention_of(self.head.config), self.vocabulary)
+        heads, kv_heads, size = attention_of(self.head.config)
+        widest = max(self.head.config.hidden_size, (heads + 2 * kv_heads) * size)
+        return Shape(heads, kv_heads, size, self.vocabulary, widest=widest)
+
+    def fused_loop(self, table: "SlotTable", cuda: "Capture") -> "DeviceLoop | None":
+        from outrider.drafters.fused_eagle3 import unfused_because
+        from outrider.drafters.recurrent_loop import FusedLoop
+
+        fusable = unfused_because(self.head, self.dtype) is None
+        return FusedLoop(self, table, cuda) if fusable else None
 
 
 def _text_rows(request: Request, start: int, end: int) -> Rows:

@@ -8,6 +8,7 @@ import logging
 from array import array
 from collections.abc import Iterator
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOP = "CUDA graphs: all guesses in one go"
+FUSED_LOOP = "CUDA graphs of fused layers, all guesses in one go"
+LOOP = "CUDA graphs, all guesses in one go"
 LENGTHS = (63, 5, 23)  # of the texts: the loop itself can read them
 GUESSES = 4  # which are below more than one block of keys at the end
 # How far below the best score a guess may lie, in spreads of all scores, per tolerance of the
@@ -45,16 +47,21 @@ def checked_loop(drafter: "TrainedDrafter", kv: KVCache) -> tuple[DeviceLoop | N
     be unused; the target's passes must be graphs."""
     graphs = drafter.target_runner.graphs
     assert graphs is not None
-    try:
-        loop = drafter.make_loop(graphs.table, Capture(drafter.device))
-        error = distance(drafter, loop, kv)
-    except Exception as problem:  # compilers and drivers fail in ways of their own
-        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
-    else:
-        if error <= ROUNDING * TOLERANCE.get(drafter.dtype, LOW_PRECISION):
-            return loop, LOOP
-        reason = f"a guess was {error:.1e} spreads off"
-    log.warning("%s drafts level by level, which is slower: %s", drafter.name, reason)
+    reason = ""
+    for name, make in ((FUSED_LOOP, drafter.fused_loop), (LOOP, drafter.make_loop)):
+        try:
+            loop = make(graphs.table, Capture(drafter.device))
+            error = inf if loop is None else distance(drafter, loop, kv)
+        except Exception as problem:  # compilers and drivers fail in ways of their own
+            said = str(problem).splitlines() or [type(problem).__name__]
+            reason = f"{name} failed: {said[0]}"
+        else:
+            if loop is None:
+                continue
+            if error <= ROUNDING * TOLERANCE.get(drafter.dtype, LOW_PRECISION):
+                return loop, name if reason == "" else f"{name} ({reason})"
+            reason = f"{name}: a guess was {error:.1e} spreads off"
+        log.warning("drafts of %s will be slower: %s", drafter.name, reason)
     return None, f"level by level ({reason})"
 
 

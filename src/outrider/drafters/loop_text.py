@@ -35,6 +35,7 @@ class Shape(NamedTuple):
     value_size: int
     vocabulary: int  # the target's
     text_rows: int = 1  # that one pass has below each text
+    widest: int = 0  # product of its layers, where their kernels are fused
 
 
 def can_read(rows: list[int]) -> bool:

@@ -90,6 +90,10 @@ class TrainedDrafter(GrowingDrafter):
     def make_loop(self, table: "SlotTable", cuda: "Capture") -> "DeviceLoop":
         raise NotImplementedError
 
+    def fused_loop(self, table: "SlotTable", cuda: "Capture") -> "DeviceLoop | None":
+        """The same with kernels for the head's layers, where there are any for them."""
+        return None
+
     def texts(self, requests: list[Request], guesses: list[int]) -> list[Text]:
         """For the loop, which will have read all of these texts once it has run."""
         raise NotImplementedError
@@ -106,6 +110,7 @@ class TrainedDrafter(GrowingDrafter):
         target chooses, too, where the target's passes are graphs. Before anything is bound: where
         they might be."""
         fitting = self._tree == "chain" and self.config.verification == "coupled"
+        fitting = fitting and (self.head.config is None or self.head.rotary.fixed)
         runner = getattr(self, "target_runner", None)
         return fitting and self.device.type == "cuda" and (runner is None or bool(runner.graphs))
 

@@ -41,6 +41,11 @@ class Rotary(nn.Module):
         super().__init__()
         self._rotary = LlamaRotaryEmbedding(config)
 
+    @property
+    def fixed(self) -> bool:
+        """Whether a position's angles do not depend on how long the text is."""
+        return not any(name in self._rotary.rope_type for name in ("dynamic", "longrope"))
+
     def forward(self, like: Tensor, positions: Tensor) -> Rotation:
         """positions [..., rows]; `like` gives device and dtype."""
         cos, sin = self._rotary(like, positions.reshape(1, -1))

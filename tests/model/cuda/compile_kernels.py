@@ -7,14 +7,22 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from outrider.model.cuda import choice, guess, linear, projection, row_kernels, tree_attention
+from outrider.model.cuda import (
+    choice,
+    feature_rows,
+    guess,
+    linear,
+    projection,
+    row_kernels,
+    tree_attention,
+)
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
     "packed": "*i64", "previous": "*i64", "choices": "*i64", "table": "*i32", "arrived": "*i32",
     "squares": "*fp32", "parts": "*fp32", "part_out": "*fp32", "part_weight": "*fp32",
     "part_value": "*fp32", "part_token": "*fp32", "part_sum": "*fp32", "sure": "*fp32",
-    "epsilon": "fp32", "scale": "fp32",
+    "epsilon": "fp32", "token_epsilon": "fp32", "feature_epsilon": "fp32", "scale": "fp32",
 }  # fmt: skip
 NUMBERS = ("rows", "outer", "heads", "table_stride")
 STRIDES = ("_row", "_head", "_slot")
@@ -56,6 +64,10 @@ def main() -> None:
         compile_kernel(
             row_kernels._embed, dtype, {"num_warps": 4},
             UPDATES=17, WIDTH=576, BLOCK=1024, PARTS=36, FIELDS=14, CHAINED=True,
+        )  # fmt: skip
+        compile_kernel(
+            feature_rows._join_features, dtype, {"num_warps": 8},
+            WIDTH=1536, BLOCK=2048, RESIDUAL=True, CHAINED=True,
         )  # fmt: skip
         compile_kernel(
             row_kernels._rotate, dtype, {"num_warps": 1},
