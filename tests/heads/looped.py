@@ -99,7 +99,14 @@ class Watched:
 
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
         loop, entries = self.drafter.loop, getattr(self.drafter, "entries", None)
+        may_write = {0, *(slot for request in batch for slot in request.reserved)}
+        if entries is not None:
+            unread = entries._written != entries._kv.generation
+            may_write |= {slot for r in batch for slot in r.slots if unread[slot]}
+        held = self._held()
         trees = self._propose(batch, budgets)
+        changed = (self._held() != held).flatten(1).any(1).nonzero()[:, 0].tolist()
+        assert may_write.issuperset(changed)
         written = None if entries is None else entries._written.copy()
         self.drafter.loop = None
         expected = self._propose(batch, budgets)
@@ -116,6 +123,14 @@ class Watched:
                 difference = float((sure[0] - sure[1]).abs().max())
                 self.unsure[noisy] = max(self.unsure[noisy], difference)
         return [self._corrected(r, tree) for r, tree in zip(batch, trees, strict=True)]
+
+    def _held(self) -> Tensor:
+        """[slots, ...]: the drafter's own keys, those of a loop's blocks apart."""
+        memory = getattr(self.drafter, "memory", None)
+        if memory is None:
+            return torch.zeros(0, 1)
+        slots = len(self.drafter.entries._written)
+        return memory.layers[0].keys[:slots].nan_to_num().clone()
 
     def _corrected(self, request: Request, tree: TokenTree) -> TokenTree:
         self._right.append(self._right.pop(0))
