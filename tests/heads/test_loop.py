@@ -4,6 +4,7 @@ The kernels have their own tests (tests/model/cuda); here plain torch stands for
 short text of each kind.
 """
 
+from array import array
 from typing import Any
 
 import pytest
@@ -94,6 +95,24 @@ def test_a_chain_takes_no_more_steps_than_it_has_guesses(
     cuda = drafter_of(llm).loop._cuda
     # Two tokens are left after the prompt's, so one is guessed: to read, to guess.
     assert (cuda.captured, cuda.replays) == (2, 2)
+
+
+@torch.inference_mode()
+def test_a_short_chain_beside_a_long_one_leaves_old_slots_alone(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line goes on with slots that it had once."""
+    use_plain_kernels(monkeypatch)
+    llm = make_looped(models.target, {"model": heads["eagle3"], "num_speculative_tokens": 4})
+    drafter = drafter_of(llm)
+    requests = loop_check._requests(drafter, iter(range(1, 200)))
+    drafter.loop(drafter.texts(requests, [4, 4, 4]))
+    old = requests[0].reserved[1:]
+    requests[0].reserved = array("q", range(200, 210))
+    keys = drafter.memory.layers[0].keys
+    keys[old.tolist()] = 7.0
+    drafter.loop(drafter.texts(requests, [1, 4, 4]))
+    assert (keys[old.tolist()] == 7.0).all() and not (keys[requests[1].reserved[1]] == 7.0).any()
 
 
 def test_what_the_kernel_cannot_choose_by_goes_pass_by_pass(
