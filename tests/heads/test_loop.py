@@ -16,7 +16,7 @@ from tests.heads.untrained import Heads
 
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
-from outrider.drafters import loop_check, loop_text
+from outrider.drafters import device_loop, loop_check, loop_text
 from outrider.engine.llm import LLM
 from outrider.model.cuda import tree_attention
 
@@ -126,6 +126,21 @@ def test_what_the_kernel_cannot_choose_by_goes_pass_by_pass(
     loop._run = lambda texts: looped.extend(t.request for t in texts) or inner(texts)
     check(models, llm, asked(2, 8) + asked(4, 8, top_k=5)[3:], right=[1])
     assert looped and all(request.params.top_k != 5 for request in looped)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark", "medusa"])
+def test_the_bytes_declared_are_enough(models: Models, heads: Heads, kind: str) -> None:
+    drafter = drafter_of(make_looped(models.target, {"model": heads[kind]}, fused=kind == "eagle3"))
+    loop = drafter.loop
+    large = [loop.work.parts, loop.work.weights]
+    large += [getattr(loop, name) for name in ("_full", "_logits") if hasattr(loop, name)]
+    if kind == "eagle3":
+        large += [loop._fused._cos, loop._fused._sin]
+    held = sum(tensor.nbytes for tensor in large)
+    longest, outputs = loop._slot_table.longest, len(drafter.ids)
+    declared = device_loop.bytes_of_loop(drafter.loop_shape, outputs, longest, 4)
+    moment = 4 * outputs * loop_text.TEXTS[-1]  # logits of the largest step
+    assert held + moment <= declared <= held + 3 * moment
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dspark", "medusa", "mtp", "eagle"])

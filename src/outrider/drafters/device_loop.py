@@ -221,11 +221,14 @@ def _bucket(sizes: tuple[int, ...], size: int) -> int:
     return next(bucket for bucket in sizes if bucket >= size)
 
 
-def bytes_of_loop(shape: Shape, outputs: int, element: int) -> int:
-    """What a loop holds once all sizes are captured: workspace, and logits over the target's tokens
-    and over the drafter's `outputs`. What else runs is as small as its rows are few."""
+def bytes_of_loop(shape: Shape, outputs: int, longest: int, element: int) -> int:
+    """What a loop holds once all sizes are captured: workspace, rotations of fused layers, and
+    logits over the target's tokens and over the drafter's `outputs`. What else runs is as small as
+    its rows are few."""
     work = 4 * sum(_workspace_sizes(shape))
-    return work + element * TEXTS[-1] * (shape.vocabulary + (1 + shape.text_rows) * outputs)
+    rotations = 2 * longest * shape.value_size * element if shape.widest else 0
+    logits = element * TEXTS[-1] * (shape.vocabulary + (1 + shape.text_rows) * outputs)
+    return work + rotations + logits
 
 
 def _workspace_sizes(shape: Shape) -> tuple[int, int]:

@@ -123,7 +123,7 @@ class TrainedDrafter(GrowingDrafter):
         except ImportError:  # no Triton, no graphs
             return 0
         element = self.logits_like["dtype"].itemsize
-        return bytes_of_loop(self.loop_shape, len(self.ids), element)
+        return bytes_of_loop(self.loop_shape, len(self.ids), self._longest_text, element)
 
     def bind(self, kv: KVCache) -> None:
         self._allocate(kv)
