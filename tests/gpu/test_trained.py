@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.engine.helpers import make_models
 from tests.heads.compared import ROWS
+from tests.heads.looped import Watched
 from tests.heads.untrained import Heads
 
 from outrider import LLM, SamplingParams
@@ -55,3 +56,29 @@ def test_ids_and_acceptance_are_those_of_the_cpu(target: str, heads: Heads, kind
     assert llm.engine.runner.way.startswith("CUDA graphs")
     assert sum(found[0][1]) > 20
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", list(ROWS))
+def test_the_loop_on_the_device_writes_what_its_passes_write(target: str, heads: Heads, kind: str):
+    """Without options that the kernel cannot choose by. Heads that have learned nothing are wrong,
+    so what is compared is what they propose, right corrections included."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    config = {"model": heads[kind], "num_speculative_tokens": 4}
+    llm = LLM(target, config, device="cuda", dtype="float32")
+    drafter: Any = llm.engine.drafter
+    assert drafter.loop is not None, drafter.loop_way
+    params = [
+        SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=24, ignore_eos=True)
+        for i in range(8)
+    ]
+    plain = LLM(target, {"method": "none"}, device="cuda", dtype="float32")
+    expected = [
+        result.outputs[0].token_ids for result in plain.generate(PROMPTS, params, use_tqdm=False)
+    ]
+    texts = [[*prompt, *ids] for prompt, ids in zip(PROMPTS, expected, strict=True)]
+    watched = Watched(llm, [0, 2, 1, 4, 0, 3, 1], texts)
+    results = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert [result.outputs[0].token_ids for result in results] == expected
+    assert watched.tokens > 200
+    assert watched.other == 0 and watched.unsure[0] < 1e-3 and watched.unsure[1] < 0.15
+    llm.engine.kv.check()

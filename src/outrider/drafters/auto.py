@@ -67,6 +67,10 @@ class AutoDrafter(Drafter):
     def runners(self) -> dict[Runner, int]:
         return {runner: rows for m in self._members for runner, rows in m.runners.items()}
 
+    @property
+    def workspace_bytes(self) -> int:
+        return sum(member.workspace_bytes for member in self._members)
+
     def bind(self, kv: KVCache) -> None:
         for member in self._members:
             member.bind(kv)

@@ -87,6 +87,12 @@ class Drafter:
         """Those of its own models, with the rows of their passes: all share the engine's memory."""
         return {}
 
+    @property
+    def workspace_bytes(self) -> int:
+        """What it will hold on a GPU beside weights and slots, declared before the pool is sized;
+        that of its runners apart."""
+        return 0
+
     def backlog(self, request: Request) -> int:
         """Rows of a model of its own that must be computed before it can draft for the request."""
         return 0

@@ -1,6 +1,7 @@
 """DFlash and DSpark heads: see heads/dspark.py."""
 
 from array import array
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,14 +13,21 @@ from outrider.drafters.base import DraftConfig
 from outrider.drafters.candidates import Found
 from outrider.drafters.entries import Entries
 from outrider.drafters.growth import Draft
-from outrider.drafters.slot_memory import SlotMemory, bytes_per_slot
+from outrider.drafters.loop_text import TEXTS, Shape, Text, can_read
+from outrider.drafters.slot_memory import SlotMemory, attention_of, bytes_per_slot
 from outrider.drafters.trained import TrainedDrafter
 from outrider.heads.block import Attend
 from outrider.heads.dspark import DSpark, Guess
 from outrider.heads.read_dspark import read_dspark
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
+from outrider.model.segment import Segment
 from outrider.sampling.rows import Row
+
+if TYPE_CHECKING:
+    from outrider.drafters.device_loop import DeviceLoop
+    from outrider.model.cuda.capture import Capture
+    from outrider.model.cuda.slot_table import SlotTable
 
 
 class DSparkDrafter(TrainedDrafter):
@@ -42,9 +50,19 @@ class DSparkDrafter(TrainedDrafter):
         self._memories: dict[Request, dict[int, Tensor]] = {}
         self._sure: list[float] | None = None  # per row of the level under way
 
-    def bind(self, kv: KVCache) -> None:
+    def _allocate(self, kv: KVCache) -> None:
         self.entries = Entries(kv)
-        self.memory = SlotMemory(self.head.config, self._layers, kv.total, self.dtype, self.device)
+        self.spare = kv.total + 1  # the first slot of the blocks of a loop on the device
+        slots = kv.total + self._spare_slots
+        self.memory = SlotMemory(self.head.config, self._layers, slots, self.dtype, self.device)
+
+    @property
+    def _spare_slots(self) -> int:
+        return TEXTS[-1] * self.head.options.block if self.may_loop else 0
+
+    @property
+    def workspace_bytes(self) -> int:
+        return super().workspace_bytes + self._spare_slots * self.bytes_per_slot
 
     def release(self, request: Request) -> None:
         super().release(request)
@@ -84,6 +102,33 @@ class DSparkDrafter(TrainedDrafter):
             memory.keys.index_copy_(0, where, keys)
             memory.values.index_copy_(0, where, values)
         self.entries.write(array("q", slots))
+
+    # ---- the loop on the device ----
+
+    @property
+    def loop_shape(self) -> Shape:
+        attention, block = attention_of(self.head.config), self.head.options.block
+        return Shape(*attention, self.vocabulary, block)
+
+    def make_loop(self, table: "SlotTable", cuda: "Capture") -> "DeviceLoop":
+        from outrider.drafters.block_loop import BlockLoop
+
+        return BlockLoop(self, table, cuda)
+
+    def texts(self, requests: list[Request], guesses: list[int]) -> list[Text]:
+        starts = [self.entries.valid(request) for request in requests]
+        new = [len(r.slots) - start for r, start in zip(requests, starts, strict=True)]
+        if not can_read(new):
+            self._keep(requests)
+            starts = [len(request.slots) for request in requests]
+        texts = []
+        for request, start, count in zip(requests, starts, guesses, strict=True):
+            slots = request.slots[start:]
+            # Which tokens they are does not matter: their features say it.
+            rows = Segment.chain([0] * len(slots), slots, request.slots[:start], len(slots))
+            texts.append(Text(request, rows, slots, request.slots, count))
+            self.entries.write(slots)
+        return texts
 
     def _attend(self, requests: list[Request]) -> Attend:
         """Every place of a block sees its text and the whole block."""

@@ -1,7 +1,7 @@
 """Drafting with a head that continues the target's own hidden states, token by token."""
 
 from array import array
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,12 +12,19 @@ from outrider.drafters.base import DraftConfig
 from outrider.drafters.entries import Entries
 from outrider.drafters.growth import Draft
 from outrider.drafters.level import level_rows
-from outrider.drafters.slot_memory import SlotMemory, bytes_per_slot
+from outrider.drafters.loop_text import Shape, Text, can_read
+from outrider.drafters.slot_memory import SlotMemory, attention_of, bytes_per_slot, pass_over
 from outrider.drafters.trained import TrainedDrafter
 from outrider.heads.head import RecurrentHead
+from outrider.model.attention import Pass
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 from outrider.model.segment import Segment
+
+if TYPE_CHECKING:
+    from outrider.drafters.device_loop import DeviceLoop
+    from outrider.model.cuda.capture import Capture
+    from outrider.model.cuda.slot_table import SlotTable
 
 CATCH_UP_ROWS = 512  # rows of one catch-up pass: bounds its memory
 
@@ -46,7 +53,7 @@ class FeatureDrafter(TrainedDrafter):
         # Per request: the head's states after the text (ROOT) and after nodes of its draft.
         self._states: dict[Request, dict[int, Tensor]] = {}
 
-    def bind(self, kv: KVCache) -> None:
+    def _allocate(self, kv: KVCache) -> None:
         self.entries = Entries(kv)
 
     def release(self, request: Request) -> None:
@@ -60,22 +67,25 @@ class FeatureDrafter(TrainedDrafter):
     # ---- reading the text ----
 
     def _read(self, requests: list[Request]) -> Tensor:
-        missing = [(request, self.entries.valid(request, first=1)) for request in requests]
-        last: dict[Request, Tensor] = {}
-        while missing:
-            parts, left, room = [], [], CATCH_UP_ROWS
-            for request, start in missing:
-                end = min(len(request.tokens), start + room)
-                if end > start:
-                    parts.append(_text_rows(request, start, end))
-                    room -= end - start
-                if end < len(request.tokens):
-                    left.append((request, end))
-            states = self._read_rows(parts)
-            last |= {part.request: rows[-1] for part, rows in zip(parts, states, strict=True)}
-            missing = left
+        last = self._read_up_to([(request, len(request.tokens)) for request in requests])
         self._states |= {request: {ROOT: last[request]} for request in requests}
         return self._logits(torch.stack([last[request] for request in requests]))
+
+    def _read_up_to(self, ends: list[tuple[Request, int]]) -> dict[Request, Tensor]:
+        """What has not been read of the first so many tokens; the state [hidden size] after it."""
+        missing = [(r, self.entries.valid(r, first=1), end) for r, end in ends]
+        last: dict[Request, Tensor] = {}
+        while missing := [(request, start, end) for request, start, end in missing if start < end]:
+            parts, room = [], CATCH_UP_ROWS
+            for i, (request, start, end) in enumerate(missing):
+                until = min(end, start + room)
+                if until > start:
+                    parts.append(_text_rows(request, start, until))
+                    room -= until - start
+                    missing[i] = (request, until, end)
+            states = self._read_rows(parts)
+            last |= {part.request: rows[-1] for part, rows in zip(parts, states, strict=True)}
+        return last
 
     def _read_rows(self, parts: list[Rows]) -> tuple[Tensor, ...]:
         """The head's states [rows, hidden size] of each part."""
@@ -111,16 +121,35 @@ class FeatureDrafter(TrainedDrafter):
         tokens = [token for segment in segments for token in segment.tokens]
         positions = [position for segment in segments for position in segment.positions]
         numbers = torch.tensor([tokens, positions], device=self.device)  # [2, rows]
-        return self._run(segments, features, numbers[0], numbers[1])
+        return self.run(pass_over(segments, self.device), features, numbers[0], numbers[1])
 
-    def _run(
-        self, segments: list[Segment], features: Tensor, tokens: Tensor, positions: Tensor
-    ) -> Tensor:
+    def run(self, step: Pass, features: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
         """The same; tokens and positions [rows]."""
         raise NotImplementedError
 
     def _logits(self, states: Tensor) -> Tensor:
         return self._over_targets_tokens(self.head.logits(states))
+
+    # ---- the loop on the device ----
+
+    def make_loop(self, table: "SlotTable", cuda: "Capture") -> "DeviceLoop":
+        from outrider.drafters.recurrent_loop import RecurrentLoop
+
+        return RecurrentLoop(self, table, cuda)
+
+    def texts(self, requests: list[Request], guesses: list[int]) -> list[Text]:
+        starts = [self.entries.valid(request, first=1) for request in requests]
+        new = [len(r.tokens) - start for r, start in zip(requests, starts, strict=True)]
+        if not can_read(new):
+            self._read_up_to([(request, len(request.tokens) - 1) for request in requests])
+            starts = [len(request.tokens) - 1 for request in requests]
+        texts = []
+        for request, start, count in zip(requests, starts, guesses, strict=True):
+            rows = _text_rows(request, start, len(request.tokens))
+            slots = request.slots + request.reserved[: request.pending + count - 1]
+            texts.append(Text(request, rows.segment, rows.before, slots, count))
+            self.entries.write(rows.segment.slots)
+        return texts
 
 
 class RecurrentDrafter(FeatureDrafter):
@@ -133,14 +162,25 @@ class RecurrentDrafter(FeatureDrafter):
         self._layers = len(self.head.layers)
         self.bytes_per_slot = bytes_per_slot(self.head.config, self._layers, self.dtype)
 
-    def bind(self, kv: KVCache) -> None:
-        super().bind(kv)
+    def _allocate(self, kv: KVCache) -> None:
+        super()._allocate(kv)
         self.memory = SlotMemory(self.head.config, self._layers, kv.total, self.dtype, self.device)
 
-    def _run(
-        self, segments: list[Segment], features: Tensor, tokens: Tensor, positions: Tensor
-    ) -> Tensor:
-        return self.head(features, tokens, positions, self.memory.attend(segments))
+    def run(self, step: Pass, features: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.head(features, tokens, positions, self.memory.attend(step))
+
+    @property
+    def loop_shape(self) -> Shape:
+        heads, kv_heads, size = attention_of(self.head.config)
+        widest = max(self.head.config.hidden_size, (heads + 2 * kv_heads) * size)
+        return Shape(heads, kv_heads, size, self.vocabulary, widest=widest)
+
+    def fused_loop(self, table: "SlotTable", cuda: "Capture") -> "DeviceLoop | None":
+        from outrider.drafters.fused_eagle3 import unfused_because
+        from outrider.drafters.recurrent_loop import FusedLoop
+
+        fusable = unfused_because(self.head, self.dtype) is None
+        return FusedLoop(self, table, cuda) if fusable else None
 
 
 def _text_rows(request: Request, start: int, end: int) -> Rows:

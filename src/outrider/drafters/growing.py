@@ -6,7 +6,7 @@ from torch import Tensor
 
 from outrider.core.errors import ConfigError
 from outrider.core.request import Request
-from outrider.core.tree import TokenTree
+from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verdict import Verdict
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.candidates import Found, candidates
@@ -87,14 +87,20 @@ class GrowingDrafter(Drafter):
 
     # ---- the loop ----
 
+    def level(self, drafts: list[Draft]) -> Tensor:
+        """Logits [all nodes of all frontiers, vocabulary] of drafts that are equally deep."""
+        if drafts[0].frontier == [ROOT]:
+            return self._read([draft.request for draft in drafts])
+        return self._pass(drafts)
+
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
         drafts = [self._begin(r, budget) for r, budget in zip(batch, budgets, strict=True)]
         active = [draft for draft in drafts if draft.frontier]
         if active:
-            self._extend(active, self._read([draft.request for draft in active]))
+            self._extend(active, self.level(active))
         while active := [draft for draft in active if draft.frontier]:
             start = perf_counter()
-            self._extend(active, self._pass(active))
+            self._extend(active, self.level(active))
             self.measured.time_level((perf_counter() - start) / len(active))
         return [draft.tree(self.name) for draft in drafts]
 

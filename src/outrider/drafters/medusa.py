@@ -1,14 +1,23 @@
 """Medusa heads: see heads/medusa.py."""
 
+from typing import TYPE_CHECKING, Any
+
 from torch import Tensor
 
 from outrider.core.request import Request
 from outrider.drafters.base import DraftConfig
 from outrider.drafters.growth import Draft
+from outrider.drafters.loop_text import Shape, Text
 from outrider.drafters.trained import TrainedDrafter
 from outrider.heads.medusa import Medusa
 from outrider.heads.read_medusa import read_medusa
 from outrider.model.loading import LoadedModel
+from outrider.model.segment import Segment
+
+if TYPE_CHECKING:
+    from outrider.drafters.device_loop import DeviceLoop
+    from outrider.model.cuda.capture import Capture
+    from outrider.model.cuda.slot_table import SlotTable
 
 
 class MedusaDrafter(TrainedDrafter):
@@ -35,6 +44,31 @@ class MedusaDrafter(TrainedDrafter):
         logits = self._guess([draft.request for draft in drafts], depth)
         nodes = [i for i, draft in enumerate(drafts) for _ in draft.frontier]
         return logits[nodes]
+
+    # ---- the loop on the device ----
+
+    @property
+    def loop_shape(self) -> Shape:
+        return Shape(1, 1, 1, self.vocabulary, self.head.options.heads)  # it attends to nothing
+
+    @property
+    def logits_like(self) -> dict[str, Any]:
+        own = self.head.options.own_outputs
+        return {"dtype": self.dtype, "device": self.device} if own else super().logits_like
+
+    def make_loop(self, table: "SlotTable", cuda: "Capture") -> "DeviceLoop":
+        from outrider.drafters.medusa_loop import MedusaLoop
+
+        return MedusaLoop(self, table, cuda)
+
+    def texts(self, requests: list[Request], guesses: list[int]) -> list[Text]:
+        """Of each text, the one feature that all heads look at."""
+        texts = []
+        for request, count in zip(requests, guesses, strict=True):
+            slots = request.slots
+            rows = Segment.chain([0], slots[-1:], slots[:-1], logits_from=1)
+            texts.append(Text(request, rows, slots[-1:], slots, count))
+        return texts
 
     def _guess(self, requests: list[Request], index: int) -> Tensor:
         """[requests, vocabulary] by head `index`."""

@@ -8,14 +8,13 @@ from torch import Tensor
 from outrider.core.errors import ConfigError, ModelError
 from outrider.drafters.base import DraftConfig
 from outrider.drafters.feature_drafter import FeatureDrafter
-from outrider.drafters.slot_memory import pass_over
+from outrider.drafters.loop_text import Shape
 from outrider.heads.files import Files
 from outrider.heads.mtp import Mtp
 from outrider.heads.read_mtp import mtp_names, read_mtp
 from outrider.model.attention import LayerCall, LayerKV, Pass, attending
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
-from outrider.model.segment import Segment
 
 
 class MtpDrafter(FeatureDrafter):
@@ -56,8 +55,8 @@ class MtpDrafter(FeatureDrafter):
             raise ModelError(f"the MTP head's layer attends {len(calls)} times; once is supported")
         return calls[0]
 
-    def bind(self, kv: KVCache) -> None:
-        super().bind(kv)
+    def _allocate(self, kv: KVCache) -> None:
+        super()._allocate(kv)
         call, shape = self._call, (kv.total + 1, self._call.kv_heads)
         options: Any = {"dtype": self.dtype, "device": self.device}
         keys = torch.empty(*shape, call.head_size, **options)
@@ -65,8 +64,11 @@ class MtpDrafter(FeatureDrafter):
         keys[0], values[0] = 0, 0  # what padding reads must be finite
         call.module.outrider_kv = LayerKV(keys, values)  # type: ignore[assignment]
 
-    def _run(
-        self, segments: list[Segment], features: Tensor, tokens: Tensor, positions: Tensor
-    ) -> Tensor:
-        with attending(pass_over(segments, self.device)):
+    def run(self, step: Pass, features: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
+        with attending(step):
             return self.head(features, tokens, positions)
+
+    @property
+    def loop_shape(self) -> Shape:
+        call = self._call
+        return Shape(call.heads, call.kv_heads, call.value_head_size, self.vocabulary)

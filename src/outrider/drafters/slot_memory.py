@@ -28,15 +28,15 @@ class SlotMemory:
         for memory in self.layers:
             memory.keys[0], memory.values[0] = 0, 0  # what padding reads must be finite
 
-    def attend(self, segments: list[Segment]) -> Attend:
-        """For a pass over the rows of `segments`: writes their KV, then attends."""
-        step = pass_over(segments, self.device)
+    def attend(self, step: Pass) -> Attend:
+        """For this pass: writes its rows' KV, then attends."""
+        how = step.kernel or step.attend
 
         def attend(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             memory = self.layers[layer]
             memory.keys.index_copy_(0, step.write_slots, keys)
             memory.values.index_copy_(0, step.write_slots, values)
-            return step.attend(query, memory, query.shape[-1] ** -0.5, (None, None, None))
+            return how(query, memory, query.shape[-1] ** -0.5, (None, None, None))
 
         return attend
 
@@ -50,3 +50,8 @@ def pass_over(segments: list[Segment], device: torch.device) -> Pass:
 def bytes_per_slot(config: Any, layers: int, dtype: torch.dtype) -> int:
     size = torch.empty((), dtype=dtype).element_size()
     return 2 * layers * int(config.num_key_value_heads) * int(config.head_dim) * size
+
+
+def attention_of(config: Any) -> tuple[int, int, int]:
+    """Heads, KV heads and the size of a value."""
+    return config.num_attention_heads, config.num_key_value_heads, config.head_dim

@@ -68,6 +68,10 @@ class Drafting:
         return self.root.bytes_per_slot
 
     @property
+    def workspace_bytes(self) -> int:
+        return self.root.workspace_bytes
+
+    @property
     def runners(self) -> dict[Runner, int]:
         return self.root.runners
 

@@ -153,7 +153,8 @@ class Engine:
             slots=config.kv_cache_tokens,
         )
         per_slot = self.runner.bytes_per_slot + self.drafting.bytes_per_slot
-        return plan_memory(self.runner, self.drafting.runners, per_slot, wanted)
+        beside = 0 if config.reproducible else self.drafting.workspace_bytes  # no graphs there
+        return plan_memory(self.runner, self.drafting.runners, per_slot, wanted, beside)
 
     # ---- requests ----
 

@@ -26,14 +26,19 @@ class Wanted:
 
 
 def plan_memory(
-    target: Runner, drafters: dict[Runner, int], bytes_per_slot: int, wanted: Wanted
+    target: Runner,
+    drafters: dict[Runner, int],
+    bytes_per_slot: int,
+    wanted: Wanted,
+    beside: int = 0,
 ) -> MemoryUse:
     """`drafters`: the runners of draft models with the rows of their passes. All weights must be
-    loaded and no slots allocated; `bytes_per_slot` is that of all models together."""
+    loaded and no slots allocated; `bytes_per_slot` is that of all models together, `beside` the
+    workspace of drafters that have no runner."""
     passes = _largest_pass(target, drafters, wanted)
-    workspace = workspace_bytes(target, wanted.sequences, wanted.longest) + sum(
-        workspace_bytes(runner, SEQUENCES, runner.loaded.context_length) for runner in drafters
-    )
+    workspace = beside + workspace_bytes(target, wanted.sequences, wanted.longest)
+    for runner in drafters:
+        workspace += workspace_bytes(runner, SEQUENCES, runner.loaded.context_length)
     free = free_memory(target.device)
     passes = _within_share(passes, int(MOST_OF_SHARE * free * wanted.utilization))
     slots = wanted.slots

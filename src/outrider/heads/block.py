@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 # (layer, query [..., rows, heads, size], key and value [..., rows, kv heads, size]) ->
 # [..., rows, heads, size]
@@ -18,15 +19,32 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [..., rows, size] each
 
 
-def norm_of(config: Any, width: int | None = None) -> nn.Module:
-    norm: nn.Module = LlamaRMSNorm(width or config.hidden_size, config.rms_norm_eps)
-    return norm
+class RmsNorm(nn.Module):
+    """One kernel on a GPU, where Llama's own module takes six: a draft is a row of small ones."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.variance_epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same."""
+        return rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+
+def norm_of(config: Any, width: int | None = None) -> RmsNorm:
+    return RmsNorm(width or config.hidden_size, config.rms_norm_eps)
 
 
 class Rotary(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self._rotary = LlamaRotaryEmbedding(config)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether a position's angles do not depend on how long the text is."""
+        return not any(name in self._rotary.rope_type for name in ("dynamic", "longrope"))
 
     def forward(self, like: Tensor, positions: Tensor) -> Rotation:
         """positions [..., rows]; `like` gives device and dtype."""

@@ -11,6 +11,8 @@ from outrider.model.cuda import (
     choice,
     cut_bounds,
     cut_search,
+    feature_rows,
+    guess,
     linear,
     projection,
     row_kernels,
@@ -22,7 +24,8 @@ TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
     "packed": "*i64", "previous": "*i64", "choices": "*i64", "table": "*i32", "arrived": "*i32",
     "squares": "*fp32", "parts": "*fp32", "part_out": "*fp32", "part_weight": "*fp32",
-    "part_value": "*fp32", "part_token": "*fp32", "epsilon": "fp32", "scale": "fp32",
+    "part_value": "*fp32", "part_token": "*fp32", "part_sum": "*fp32", "sure": "*fp32",
+    "epsilon": "fp32", "token_epsilon": "fp32", "feature_epsilon": "fp32", "scale": "fp32",
     "cuts": "*fp32", "counts": "*i32", "tops": "*fp32", "masses": "*fp64", "bounds": "*fp64",
     "scores": "*fp32", "weights": "*i64", "found": "*i32", "above": "*i64",
 }  # fmt: skip
@@ -68,6 +71,10 @@ def main() -> None:
             SPARE_UPDATES=16, WIDTH=576, BLOCK=1024, PARTS=36, FIELDS=17, CHAINED=True,
         )  # fmt: skip
         compile_kernel(
+            feature_rows._join_features, dtype, {"num_warps": 8},
+            WIDTH=1536, BLOCK=2048, RESIDUAL=True, CHAINED=True,
+        )  # fmt: skip
+        compile_kernel(
             row_kernels._rotate, dtype, {"num_warps": 1},
             HEADS=12, KV_HEADS=2, SIZE=80, HALF=64, NORM=True, CHAINED=True,
         )  # fmt: skip
@@ -75,10 +82,11 @@ def main() -> None:
             tree_attention._join, dtype, {"num_warps": 8},
             VALUE_SIZE=80, PADDED_VALUE_SIZE=128, PARTS=128, FEWEST_KEYS=64, CHAINED=True,
         )  # fmt: skip
-        compile_kernel(
-            choice._choose_part, dtype, {"num_warps": 8},
-            VOCABULARY=151936, GROUPS=64, CHAINED=True,
-        )  # fmt: skip
+        for sums in (False, True):
+            compile_kernel(
+                choice._choose_part, dtype, {"num_warps": 8},
+                VOCABULARY=151936, GROUPS=64, CUTS=not sums, SUMS=sums, CHAINED=True,
+            )  # fmt: skip
         row = {"VOCABULARY": 151936, "CHUNK": truncation.CHUNK, "CHUNKS": 38, "CHAINED": True}
         compile_kernel(
             cut_bounds.survey, dtype, {"num_warps": 8}, **row,
@@ -98,6 +106,10 @@ def main() -> None:
     compile_kernel(
         choice._choose_best, "fp32", {"num_warps": 1}, CHUNKS=38, PADDED=64, CHAINED=True
     )
+    for sure in (False, True):
+        compile_kernel(
+            guess._move_on, "fp64", {"num_warps": 1}, SURE=sure, CHUNKS=38, PADDED=64
+        )  # fmt: skip
     print("all kernels compile")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from outrider.audit.doctor.machine import FastPath
+from outrider.drafters.trained import TrainedDrafter
 from outrider.engine.llm import LLM
 from outrider.model.layout import count_laid_out
 from outrider.model.runner import Runner
@@ -15,6 +16,9 @@ def model_paths(llm: LLM) -> list[FastPath]:
     found = _paths(llm.engine.runner, "")
     for runner in llm.engine.drafting.runners:
         found += _paths(runner, "draft model: ")
+    for drafter in llm.engine.drafting.root.members:
+        if isinstance(drafter, TrainedDrafter) and drafter.device.type == "cuda":
+            found.append(FastPath("draft loop", drafter.loop is not None, drafter.loop_way))
     return found
 
 

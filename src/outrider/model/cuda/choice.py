@@ -31,8 +31,9 @@ def choose(logits: Tensor, cuts: Tensor, inputs: RowInputs, work: Workspace) -> 
     chunks = triton.cdiv(vocabulary, 64 * GROUPS)
     choices = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _choose_part[(rows, chunks)](
-        logits, inputs.packed, cuts, work.parts, work.weights, rows,
-        VOCABULARY=vocabulary, GROUPS=GROUPS, num_warps=8, **chained(logits.device),
+        logits, inputs.packed, cuts, work.parts, work.weights, work.parts, rows,
+        VOCABULARY=vocabulary, GROUPS=GROUPS, CUTS=True, SUMS=False, num_warps=8,
+        **chained(logits.device),
     )  # fmt: skip
     _choose_best[(rows,)](
         work.parts, work.weights, choices,
@@ -84,11 +85,12 @@ def _higher(best, first, value, token):
 
 @triton.jit(do_not_specialize=["rows"])
 def _choose_part(
-    logits, packed, cuts, part_value, part_token, rows,
-    VOCABULARY: tl.constexpr, GROUPS: tl.constexpr, CHAINED: tl.constexpr,
+    logits, packed, cuts, part_value, part_token, part_sum, rows,
+    VOCABULARY: tl.constexpr, GROUPS: tl.constexpr, CUTS: tl.constexpr, SUMS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """The best token of some groups. Field 10 is the temperature's bits, then seed, output
-    position and sample."""
+    """The best token of some groups; with SUMS also the sum of exp(value - best value) over them.
+    Field 10 is the temperature's bits, then seed, output position and sample."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     at = logits + row.to(tl.int64) * VOCABULARY
     group = chunk * GROUPS + tl.arange(0, GROUPS)
@@ -99,16 +101,16 @@ def _choose_part(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if temperature == 0:
-        best, first = _first_best(_plain(at, token, VOCABULARY), token)
-        for word in tl.static_range(1, 4):
-            value, other = _first_best(_plain(at, token + word, VOCABULARY), token + word)
-            best, first = _higher(best, first, value, other)
+        v0 = _plain(at, token, VOCABULARY)
+        v1 = _plain(at, token + 1, VOCABULARY)
+        v2 = _plain(at, token + 2, VOCABULARY)
+        v3 = _plain(at, token + 3, VOCABULARY)
     else:
         seed = tl.load(packed + 11 * rows + row)
         k0, k1 = (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
         c1 = tl.load(packed + 12 * rows + row).to(tl.uint32)
         c2 = tl.load(packed + 13 * rows + row).to(tl.uint32)
-        cut = tl.load(cuts + row)
+        cut = tl.load(cuts + row) if CUTS else float("-inf")
         zero = c1 * 0  # purpose and lane of a choice
         pair = (group // 2).to(tl.uint32) + 0x80000000
         a, b, c, d = tl.philox_impl(pair, c1 + pair * 0, c2 + pair * 0, zero + pair * 0, k0, k1)
@@ -119,20 +121,25 @@ def _choose_part(
         w0, w1, w2, w3 = tl.philox_impl(
             index, c1 + index * 0, c2 + index * 0, zero + index * 0, k0, k1
         )
-        values = _perturbed(at, token, w0, least, place, temperature, cut, VOCABULARY)
-        best, first = _first_best(values, token)
-        values = _perturbed(at, token + 1, w1, least, place, temperature, cut, VOCABULARY)
-        value, other = _first_best(values, token + 1)
-        best, first = _higher(best, first, value, other)
-        values = _perturbed(at, token + 2, w2, least, place, temperature, cut, VOCABULARY)
-        value, other = _first_best(values, token + 2)
-        best, first = _higher(best, first, value, other)
-        values = _perturbed(at, token + 3, w3, least, place, temperature, cut, VOCABULARY)
-        value, other = _first_best(values, token + 3)
-        best, first = _higher(best, first, value, other)
+        v0 = _perturbed(at, token, w0, least, place, temperature, cut, VOCABULARY)
+        v1 = _perturbed(at, token + 1, w1, least, place, temperature, cut, VOCABULARY)
+        v2 = _perturbed(at, token + 2, w2, least, place, temperature, cut, VOCABULARY)
+        v3 = _perturbed(at, token + 3, w3, least, place, temperature, cut, VOCABULARY)
+    best, first = _first_best(v0, token)
+    value, other = _first_best(v1, token + 1)
+    best, first = _higher(best, first, value, other)
+    value, other = _first_best(v2, token + 2)
+    best, first = _higher(best, first, value, other)
+    value, other = _first_best(v3, token + 3)
+    best, first = _higher(best, first, value, other)
     to = row * tl.num_programs(1) + chunk
     tl.store(part_value + to, best)
     tl.store(part_token + to, first.to(tl.int32).to(tl.float32, bitcast=True))
+    if SUMS:
+        top = tl.where(best > float("-inf"), best, 0.0)  # no token of theirs is possible
+        both = tl.exp(v0 - top) + tl.exp(v1 - top)
+        others = tl.exp(v2 - top) + tl.exp(v3 - top)
+        tl.store(part_sum + to, tl.sum(tl.sum(both + others, 1), 0))
 
 
 @triton.jit

@@ -157,11 +157,11 @@ def _layer(layer: Any, call: LayerCall) -> Layer:
         queries, keys = attention.q_norm, attention.k_norm
         head_norms = (queries.weight.data, keys.weight.data, queries.variance_epsilon)
     return Layer(
-        qkv=_fuse([p.weight for p in projections]),
-        qkv_bias=_fuse([p.bias for p in projections]) if biased else None,
+        qkv=fuse([p.weight for p in projections]),
+        qkv_bias=fuse([p.bias for p in projections]) if biased else None,
         out=attention.o_proj.weight.data,
         out_bias=None if attention.o_proj.bias is None else attention.o_proj.bias.data,
-        gate_up=_fuse([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        gate_up=fuse([mlp.gate_proj.weight, mlp.up_proj.weight]),
         down=mlp.down_proj.weight.data,
         before_attention=_norm(layer.input_layernorm),
         before_mlp=_norm(layer.post_attention_layernorm),
@@ -171,7 +171,7 @@ def _layer(layer: Any, call: LayerCall) -> Layer:
     )
 
 
-def _fuse(parameters: list[nn.Parameter]) -> Tensor:
+def fuse(parameters: list[nn.Parameter]) -> Tensor:
     """One tensor out of several [n, ...]; they become views of it."""
     whole = torch.cat([p.data for p in parameters])
     first = 0

@@ -97,6 +97,28 @@ def from_stream(
     return out
 
 
+def product(
+    x: Tensor,  # [rows, inner]
+    weight: Tensor,  # [outer, inner]
+    bias: Tensor | None,  # [outer]
+    work: Workspace,
+) -> Tensor:
+    """x @ weight.T + bias -> [rows, outer]."""
+    rows, inner = x.shape
+    if rows > MOST_ROWS:
+        return functional.linear(x, weight, bias)
+    outer = weight.shape[0]
+    out = torch.empty(rows, outer, dtype=weight.dtype, device=weight.device)
+    shape = shape_for(outer, inner)
+    _linear[(triton.cdiv(outer, shape.lines), shape.splits)](
+        x, weight, bias if bias is not None else weight, out, work.parts,
+        out, out, work.parts, work.arrived, rows, outer, 0.0,
+        INNER=inner, BIAS=bias is not None, NORM=False, GATED=False, ADD=False,
+        PARTS=1, **constants(shape, shape.lines), **chained(weight.device),
+    )  # fmt: skip
+    return out
+
+
 def into_stream(
     x: Tensor,  # [rows, inner]
     weight: Tensor,  # [width, inner]

@@ -12,6 +12,19 @@ from outrider.model.cuda.tree_attention import Options, tree_attention
 from outrider.model.cuda.workspace import Workspace
 
 
+def pass_over_rows(inputs: RowInputs, work: Workspace) -> Pass:
+    """Over the rows whose numbers are on the device, so that a graph can hold it."""
+
+    def attend(query: Tensor, memory: LayerKV, scale: float, asked: Asked) -> Tensor:
+        # Zeros: padding rows go on through the module, and what they write must be finite.
+        out = query.new_zeros(*query.shape[:2], memory.values.shape[2])
+        return tree_attention(
+            query, memory.keys, memory.values, inputs, work, scale, Options(*asked), out
+        )
+
+    return Pass(inputs.field(SLOT), [], kernel=attend)
+
+
 class UnfusedModel:
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -23,15 +36,7 @@ class UnfusedModel:
         _update_table(inputs)
         token = inputs.field(TOKEN)
         chosen = previous[(-1 - token).clamp(min=0)]
-
-        def attend(query: Tensor, memory: LayerKV, scale: float, asked: Asked) -> Tensor:
-            # Zeros: padding rows go on through the module, and what they write must be finite.
-            out = query.new_zeros(*query.shape[:2], memory.values.shape[2])
-            return tree_attention(
-                query, memory.keys, memory.values, inputs, work, scale, Options(*asked), out
-            )
-
-        with attending(Pass(inputs.field(SLOT), [], kernel=attend)):
+        with attending(pass_over_rows(inputs, work)):
             output = self._model(
                 input_ids=torch.where(token < 0, chosen, token)[None],
                 position_ids=inputs.field(POSITION)[None],

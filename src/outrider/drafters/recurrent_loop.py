@@ -1,0 +1,75 @@
+"""The draft loop of heads that write one token after the other: `eagle`, `eagle3`, `mtp`."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.device_loop import DeviceLoop
+from outrider.drafters.fused_eagle3 import FusedEagle3
+from outrider.drafters.loop_text import ROWS, TEXTS
+from outrider.model.cuda.capture import Capture
+from outrider.model.cuda.guess import LAST
+from outrider.model.cuda.inputs import POSITION, TOKEN, RowInputs
+from outrider.model.cuda.slot_table import SlotTable
+from outrider.model.cuda.unfused import pass_over_rows
+
+if TYPE_CHECKING:
+    from outrider.drafters.feature_drafter import FeatureDrafter, RecurrentDrafter
+
+
+class RecurrentLoop(DeviceLoop):
+    """Between two guesses, the head's states stand for the features that are not known yet. Here
+    the head's own modules run."""
+
+    first = 1  # no feature comes before it
+
+    def __init__(self, drafter: "FeatureDrafter", table: SlotTable, cuda: Capture) -> None:
+        super().__init__(drafter, table, cuda)
+        self._drafter = drafter
+        width = drafter.features.store.shape[1]
+        like: Any = {"dtype": drafter.dtype, "device": drafter.device}
+        self._read_states = torch.zeros(ROWS[-1], width, **like)
+        self._states = torch.zeros(TEXTS[-1], width, **like)
+
+    def read(self, rows: RowInputs, features: Tensor) -> None:
+        known = self._drafter.features.at(features).to(self._drafter.dtype)
+        self._read_states[: rows.rows] = self._run_head(known, rows)
+
+    def begin(self, texts: RowInputs) -> None:
+        states = self._states[: texts.rows]
+        states[:] = self._read_states.index_select(0, texts.field(LAST))
+        self.guess(self._drafter.head.logits(states), texts)
+
+    def step(self, texts: RowInputs) -> None:
+        states = self._states[: texts.rows]
+        states[:] = self._run_head(states, texts)
+        self.guess(self._drafter.head.logits(states), texts)
+
+    def _run_head(self, features: Tensor, rows: RowInputs) -> Tensor:
+        """[rows, hidden size] -> the head's states, the same."""
+        step = pass_over_rows(rows, self.work)
+        return self._drafter.run(step, features, rows.field(TOKEN), rows.field(POSITION))
+
+
+class FusedLoop(RecurrentLoop):
+    """The same with a few kernels for each layer; states are written where the features were."""
+
+    def __init__(self, drafter: "RecurrentDrafter", table: SlotTable, cuda: Capture) -> None:
+        super().__init__(drafter, table, cuda)
+        head: Any = drafter.head
+        self._fused = FusedEagle3(head, drafter.memory.layers, table.longest)
+
+    def read(self, rows: RowInputs, features: Tensor) -> None:
+        states = self._read_states[: rows.rows]
+        states[:] = self._drafter.features.at(features)
+        self._fused.run(states, rows, self.work)
+
+    def begin(self, texts: RowInputs) -> None:
+        states = self._states[: texts.rows]
+        states[:] = self._read_states.index_select(0, texts.field(LAST))
+        self.guess(self._fused.logits(self._fused.starting(states), self.work), texts)
+
+    def step(self, texts: RowInputs) -> None:
+        stream = self._fused.run(self._states[: texts.rows], texts, self.work)
+        self.guess(self._fused.logits(stream, self.work), texts)

@@ -1,0 +1,39 @@
+"""What a loop on the device needs of CUDA: captured functions, and memory for quick copies."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+
+class Capture:
+    """Functions captured with one of these share their memory: they run one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def active(self) -> AbstractContextManager[None]:
+        """In which all else is called: Triton launches on the current device."""
+        return torch.cuda.device(self.device)
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        """`run` as one launch. It must read and write the same tensors at every call."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiles kernels and chooses algorithms
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            run()
+        return graph.replay
+
+    def host_memory(self, size: int, dtype: torch.dtype) -> Tensor:
+        """[size], that copies to and from the device need not wait for."""
+        return torch.zeros(size, dtype=dtype).pin_memory()
+
+    def wait(self) -> None:
+        """For all that was started."""
+        torch.cuda.current_stream().synchronize()
