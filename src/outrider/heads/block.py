@@ -29,7 +29,8 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> the same."""
-        return rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+        weight = self.weight.to(x.dtype)  # which a trainer keeps in more precision
+        return rms_norm(x, weight.shape, weight, self.variance_epsilon)
 
 
 def norm_of(config: Any, width: int | None = None) -> RmsNorm:

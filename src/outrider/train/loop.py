@@ -27,7 +27,7 @@ LEARNING_RATES = {"medusa": 1e-3, "eagle3": 3e-4, "dspark": 6e-4, "distill": 3e-
 WARM_UP = 0.04  # of all steps
 HELD_OUT = 0.05  # of all texts: never learned, only judged by
 MOST_HELD_OUT = 128  # texts
-SHEETS = 4  # of a lesson: texts of several lengths
+SHEETS = 4  # of a lesson: texts of several lengths; a GPU does better with one that fills it
 CLIP = 1.0
 
 

@@ -34,7 +34,7 @@ def medusa(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) 
         if ahead >= length:
             break
         told = _learned_after(batch, ahead)
-        guess = head(states[:, :-ahead][told], index)  # [told, draft vocabulary]
+        guess = head(states[:, :-ahead][told.where], index)  # [told, draft vocabulary]
         tally.add(guess, told, ahead, FADING**index)
     return tally.learned()
 
@@ -59,7 +59,7 @@ def eagle3(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) 
             _by_column(memory, columns),
         )
         told = _learned_after(batch, 1 + depth)
-        tally.add(head.logits(states[told]), told, 1 + depth, FADING**depth)
+        tally.add(head.logits(states[told.where]), told, 1 + depth, FADING**depth)
         features = states
     return tally.learned()
 
@@ -73,14 +73,14 @@ class _Tally:
         self._reached = torch.ones_like(batch.learned)  # [texts, length]
         self._counts: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, guess: Tensor, told: Tensor, ahead: int, weight: float) -> None:
-        """guess [told, draft vocabulary]: where `told` [texts, length - ahead] says so, for what
-        the target says `ahead` places further."""
-        truth = self._batch.truth.at(slice(None), slice(ahead, None)).at(told)
+    def add(self, guess: Tensor, told: "_Told", ahead: int, weight: float) -> None:
+        """guess [told, draft vocabulary]: of places that are `told`, for what the target says
+        `ahead` places further."""
+        truth = self._batch.truth.at(slice(None), slice(ahead, None)).at(*told.where)
         self._loss = self._loss + weight * _soft_loss(guess, truth)
-        hit = torch.zeros_like(told)
-        hit[told] = _agrees(guess, truth)
-        reached = self._reached[:, : told.shape[1]] & told
+        hit = torch.zeros_like(told.mask)
+        hit[told.where] = _agrees(guess, truth)
+        reached = self._reached[:, : hit.shape[1]] & told.mask
         self._counts.append(((hit & reached).float().sum(), reached.float().sum()))
         self._reached = reached & hit
 
@@ -189,12 +189,20 @@ def _in_blocks(context: list[tuple[Tensor, Tensor]], anchors: Tensor, block: int
     return attend
 
 
-def _learned_after(batch: Batch, ahead: int) -> Tensor:
-    """[texts, length - ahead]: whether the token that `ahead` places further a row guesses after
+class _Told(NamedTuple):
+    """Places whose guess is judged, as a mask and as indices: finding these keeps a GPU waiting, so
+    it is done once."""
+
+    mask: Tensor  # [texts, places] bool
+    where: tuple[Tensor, ...]  # [told] each
+
+
+def _learned_after(batch: Batch, ahead: int) -> _Told:
+    """Of length - ahead places: whether the token that `ahead` places further a row guesses after
     was written by the target."""
     shifted = torch.zeros_like(batch.learned[:, ahead:])
     shifted[:, :-1] = batch.learned[:, ahead + 1 :]
-    return shifted
+    return _Told(shifted, shifted.nonzero(as_tuple=True))
 
 
 def _soft_loss(guess: Tensor, truth: Truth) -> Tensor:

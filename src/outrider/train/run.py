@@ -35,7 +35,8 @@ def run(asked: Settings) -> None:
     torch.manual_seed(asked.seed)
     head, config = _pupil(asked, loaded, words)
     every = max(1, min(200, asked.steps // 10))
-    sheets = -(-SHEETS // ranks.count) * ranks.count  # as many for each process
+    wanted = 1 if loaded.device.type == "cuda" else SHEETS
+    sheets = -(-wanted // ranks.count) * ranks.count  # as many for each process
     plan = Plan(
         asked.kind, asked.steps, asked.texts_per_step, every, asked.seed, asked.learning_rate,
         sheets,
