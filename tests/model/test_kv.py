@@ -352,3 +352,18 @@ def test_the_check_names_the_slots():
     kv._free = array("q", [2, 3, 3])
     with pytest.raises(SlotLeak, match=r"lost: \[4\], owned twice: \[3\]"):
         kv.check()
+
+
+def test_a_full_cache_is_not_searched_for_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = KVCache(6400)
+    for first in range(64):
+        slots = array("q", range(100 * first + 1, 100 * first + 101))
+        kv.tree.insert([first, *range(99)], slots)
+    kv._free = array("q")
+    searches = []
+    evict = kv.tree.evict
+    monkeypatch.setattr(kv.tree, "evict", lambda wanted: searches.append(wanted) or evict(wanted))
+    request = Request("", [7], SamplingParams(), seed=0)
+    kv.open(request)
+    assert all(kv.reserve(request, 1) for _ in range(200))
+    assert searches == [100, 100]

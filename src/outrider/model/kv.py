@@ -9,6 +9,9 @@ from outrider.core.request import Request
 from outrider.model.radix import Node, RadixTree
 
 
+EVICTIONS = 64  # it takes so many, at least, to empty a cache
+
+
 class SlotLeak(AssertionError):
     """The slots do not add up: a fault in Outrider, never in a request."""
 
@@ -51,7 +54,8 @@ class KVCache:
     def reserve(self, request: Request, count: int) -> bool:
         """Set `count` more slots aside for the request, evicting cached text if need be."""
         if len(self._free) < count:
-            self._free += self.tree.evict(count - len(self._free))
+            # Finding the oldest texts takes a look at all: not for every single token.
+            self._free += self.tree.evict(max(count - len(self._free), self.total // EVICTIONS))
         if len(self._free) < count:
             return False
         if count:

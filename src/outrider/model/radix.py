@@ -74,10 +74,11 @@ class RadixTree:
             _, _, leaf = heapq.heappop(leaves)
             keep = max(0, len(leaf.slots) - (wanted - len(freed)))
             freed += leaf.slots[keep:]
+            first = leaf.tokens[0]
             leaf.tokens, leaf.slots = leaf.tokens[:keep], leaf.slots[:keep]
             if keep:
                 continue
-            parent = self._remove(leaf)
+            parent = self._remove(leaf, first)
             if parent is not self.root and not parent.children and not parent.locks:
                 heapq.heappush(leaves, (parent.last_used, id(parent), parent))
         return freed
@@ -90,11 +91,11 @@ class RadixTree:
             yield node
             stack += node.children.values()
 
-    def _remove(self, leaf: Node) -> Node:
+    def _remove(self, leaf: Node, first: int) -> Node:
+        """The node above a leaf whose first token was `first`."""
         parent = leaf.parent
         assert parent is not None
-        key = next(first for first, child in parent.children.items() if child is leaf)
-        del parent.children[key]
+        del parent.children[first]
         return parent
 
     def _split(self, node: Node, at: int) -> Node:
