@@ -13,6 +13,7 @@ from outrider.cli import main
 from outrider.core.errors import OutriderError
 from outrider.train import objective
 from outrider.train.batch import Truth, Vocabulary, see
+from outrider.train.checkpoint import write
 from outrider.train.distill import new_student
 from outrider.train.loop import OBJECTIVES, Judgement, Plan, train
 from outrider.train.settings import KINDS
@@ -199,6 +200,15 @@ def test_the_truth_is_told_in_the_drafters_own_tokens() -> None:
     for row in range(2):
         expected = p[row, words.ids[truth.tokens[row]]]
         assert torch.allclose(truth.chances[row], expected)
+
+
+def test_a_normed_head_is_read_as_one(
+    target: str, llm: LLM, texts: list[Text], tmp_path: Path
+) -> None:
+    head, config = new_head("eagle3", plain_model(target), words_of(texts, llm), normed=True)
+    write(head, config, tmp_path)
+    fast: Any = LLM(target, {"model": str(tmp_path)}, device="cpu", dtype="float32").engine.drafter
+    assert fast.head.options.fc_norm and fast.head.options.norm_before_residual
 
 
 def test_the_command_trains_and_goes_on(

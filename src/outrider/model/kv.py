@@ -8,7 +8,6 @@ import numpy as np
 from outrider.core.request import Request
 from outrider.model.radix import Node, RadixTree
 
-
 EVICTIONS = 64  # it takes so many, at least, to empty a cache
 
 

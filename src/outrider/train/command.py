@@ -44,6 +44,14 @@ def train_command(
             show_default="an eighth of the target's",
         ),
     ] = None,
+    normed: Annotated[
+        bool,
+        typer.Option(
+            "--normed",
+            help="eagle3: norm the target's states before they are mixed. Learns faster, but the "
+            "authors' own layout cannot hold it (see: outrider export).",
+        ),
+    ] = False,
     learning_rate: Annotated[
         float | None,
         typer.Option(min=0, help="At its highest.", show_default=f"by kind and {BY_SIZE}"),
@@ -82,7 +90,7 @@ def train_command(
         filled(
             kind=kind, target=target, out=out, data=data, texts=texts, longest=longest,
             temperature=temperature, steps=steps, texts_per_step=texts_per_step,
-            vocabulary=vocabulary, layers=layers, learning_rate=learning_rate, seed=seed,
-            device=device, dtype=dtype,
+            vocabulary=vocabulary, layers=layers, normed=normed, learning_rate=learning_rate,
+            seed=seed, device=device, dtype=dtype,
         )
     )  # fmt: skip

@@ -20,10 +20,10 @@ class Scale(NamedTuple):
 
 # Up to so many parameters of the target. A larger one writes slower and fills more memory.
 ON_GPU = {
-    0.5e9: Scale(20_000, 2000, 32),
-    2e9: Scale(20_000, 2000, 16),
-    5e9: Scale(12_000, 1500, 16, 0.5),
-    float("inf"): Scale(8000, 1500, 8, 0.5),
+    0.5e9: Scale(10_000, 2000, 128, 1.5),
+    2e9: Scale(10_000, 2000, 64),
+    5e9: Scale(8000, 1500, 32, 0.5),
+    float("inf"): Scale(6000, 1500, 16, 0.5),
 }
 # For hours of a few cores, not for days.
 ON_CPU = {
@@ -47,6 +47,7 @@ def filled(
     texts_per_step: int | None,
     vocabulary: int | None,
     layers: int | None,
+    normed: bool,
     learning_rate: float | None,
     device: str,
     **others: Any,
@@ -55,6 +56,8 @@ def filled(
     distilled = kind == "distill"
     if layers is not None and not distilled:
         raise ConfigError(f"--layers is for distill; leave it out for {kind}")
+    if normed and kind != "eagle3":
+        raise ConfigError(f"--normed is for eagle3; leave it out for {kind}")
     if vocabulary is not None and distilled:
         raise ConfigError("a distilled model knows all tokens; leave out --vocabulary")
     if learning_rate is not None and learning_rate <= 0:
@@ -69,6 +72,7 @@ def filled(
         texts_per_step=texts_per_step or scale.texts_per_step,
         vocabulary=None if distilled else vocabulary or VOCABULARY,
         layers=layers,
+        normed=normed,
         learning_rate=learning_rate or scale.rate * LEARNING_RATES[kind],
         device=device,
         **others,

@@ -23,7 +23,7 @@ from outrider.train.sheets import Sheets
 from outrider.train.texts import Text
 
 OBJECTIVES: dict[str, objective.Objective] = {**objective.OBJECTIVES, "distill": distill}
-LEARNING_RATES = {"medusa": 1e-3, "eagle3": 3e-4, "dspark": 6e-4, "distill": 3e-4}
+LEARNING_RATES = {"medusa": 1e-3, "eagle3": 6e-4, "dspark": 6e-4, "distill": 3e-4}
 WARM_UP = 0.04  # of all steps
 HELD_OUT = 0.05  # of all texts: never learned, only judged by
 MOST_HELD_OUT = 128  # texts

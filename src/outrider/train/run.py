@@ -56,4 +56,4 @@ def _pupil(asked: Settings, loaded: LoadedModel, words: Vocabulary) -> tuple[Hea
     """What is taught, and its config.json; a model writes its own."""
     if asked.kind == "distill":
         return new_student(loaded.model, loaded.tokenizer, asked.layers), {}
-    return new_head(asked.kind, loaded.model, words)
+    return new_head(asked.kind, loaded.model, words, asked.normed)

@@ -19,6 +19,7 @@ class Settings:
     texts_per_step: int
     vocabulary: int | None  # tokens that a drafter knows; None: all of the target's
     layers: int | None  # of a distilled model; None: by those of the target
+    normed: bool  # of eagle3: the target's states are normed before they are mixed
     learning_rate: float
     seed: int
     device: str

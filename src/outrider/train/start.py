@@ -16,13 +16,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def new_head(kind: str, model: Any, words: Vocabulary) -> tuple[Head, dict[str, Any]]:
+NORMED = {"fc_norm": True, "norm_before_residual": True}  # of eagle3: what it reads is normed first
+
+
+def new_head(
+    kind: str, model: Any, words: Vocabulary, normed: bool = False
+) -> tuple[Head, dict[str, Any]]:
     """The network and its config.json. Its output layer starts as the target's, for the tokens
     that it knows; the rest as such layers start."""
     target = Target.of(model)
     config = model.config.get_text_config()
     options = dict(DEFAULTS[kind])
     options["draft_vocabulary"] = len(words.ids)
+    if normed:
+        options |= NORMED
     if kind == "dspark":
         options["mask_token"] = _unused(words, target.vocabulary)
     head, written = MAKERS[kind](config, options)
