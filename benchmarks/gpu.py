@@ -67,9 +67,11 @@ def with_options(llm: LLM, texts: list[str], tokens: int) -> dict[str, dict[str,
     found = {}
     for name, options in OPTIONS.items():
         written(llm, texts, tokens, len(texts), **options)
-        steps, replayed = llm.engine.writing_steps, llm.engine.replayed_steps
+        steps, replayed = llm.engine.stopwatch.writing_steps, llm.engine.stopwatch.replayed_steps
         speed = written(llm, texts, tokens, len(texts), **options)
-        share = (llm.engine.replayed_steps - replayed) / (llm.engine.writing_steps - steps)
+        share = (llm.engine.stopwatch.replayed_steps - replayed) / (
+            llm.engine.stopwatch.writing_steps - steps
+        )
         found[name] = {"tok/s": speed, "share of steps from graphs": share}
     return found
 

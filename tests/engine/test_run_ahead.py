@@ -324,7 +324,7 @@ def test_a_drafter_that_does_not_pay_is_not_waited_for_but_tried_now_and_then(
         return propose(batch, budgets)
 
     monkeypatch.setattr(drafter, "propose", noted)
-    monkeypatch.setattr("outrider.engine.engine.HURRIED", 0.0)  # here nobody waits for a device
+    monkeypatch.setattr("outrider.engine.stopwatch.HURRIED", 0.0)  # here nobody waits for a device
     results = run(llm, asked)
     same_results(llm, asked, results, run(make_llm(models.target), asked))
     assert graphs.ahead > 80

@@ -104,16 +104,16 @@ class Replays:
 
     def __init__(self, llm: LLM) -> None:
         self._engine = llm.engine
-        self._before = (llm.engine.writing_steps, llm.engine.replayed_steps)
+        self._before = (llm.engine.stopwatch.writing_steps, llm.engine.stopwatch.replayed_steps)
 
     @property
     def share(self) -> float | None:
         """None on a machine that has none."""
         engine, (writing, replayed) = self._engine, self._before
-        steps = engine.writing_steps - writing
+        steps = engine.stopwatch.writing_steps - writing
         if engine.loaded.device.type != "cuda" or not steps:
             return None
-        return (engine.replayed_steps - replayed) / steps
+        return (engine.stopwatch.replayed_steps - replayed) / steps
 
 
 def fitting(llm: LLM, prompts: list[Prompt]) -> tuple[list[Prompt], list[str]]:

@@ -28,10 +28,10 @@ from outrider.engine.memory import Wanted, plan_memory
 from outrider.engine.phases import phase
 from outrider.engine.policy.calibration import SLOTS, calibrate
 from outrider.engine.policy.cost import Measured
-from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
 from outrider.engine.scheduler import Scheduler, Work
 from outrider.engine.sequence import Job, Sequence
+from outrider.engine.stopwatch import Stopwatch, plain_pass
 from outrider.model.kv import KVCache
 from outrider.model.loading import fix_rotary, load_model
 from outrider.model.memory import MemoryUse
@@ -42,7 +42,6 @@ from outrider.verify import pass_can_choose, verify, verify_chosen
 
 log = logging.getLogger(__name__)
 
-HURRIED = 0.05  # of a step: who waits less for the device than that keeps it waiting
 GPU_ROWS, CPU_ROWS = 2048, 512  # of a pass, where the user does not say
 
 
@@ -92,12 +91,9 @@ class Engine:
         self.commit = Commit(self.kv, self.counts, self.loaded.tokenizer)
         self.jobs: dict[str, Job] = {}
         self.steps = 0
-        self.writing_steps = 0  # those that read no prompts
-        self.replayed_steps = 0  # of them, those that were a CUDA graph
         self._ahead: Launched | None = None  # the next pass, where it has already started
-        self._landed_at = 0.0  # when the last pass was known here
         self._modelled = 0.0  # seconds that drafters with a model took for the pass to come
-        self._timed: list[tuple[Pass, int, float, float]] = []  # base, rows, seconds, of them idle
+        self.stopwatch = Stopwatch(self.runner, self.drafting)
         self.seconds: defaultdict[str, float] = defaultdict(float)  # by phase, and "step" in all
         if self.drafting.adaptive:
             _ = self.policy.cost  # now, not while the first request waits
@@ -225,7 +221,7 @@ class Engine:
                 self._ahead = self._start_next(launched)
             self._learn()
             verdicts = self._verify(launched)
-            self._time(launched)
+            self.stopwatch.landed(launched)
         except BaseException as error:
             # Nothing was committed: the slots go back, and everybody takes their turn again.
             self._ahead = None
@@ -269,7 +265,7 @@ class Engine:
             proposed = self.drafting.propose(
                 [item.sequence.request for item in drafting],
                 [item.budget for item in drafting],
-                _plain_pass(work),
+                plain_pass(work),
                 self.scheduler.room(work),
                 late,
             )
@@ -296,52 +292,19 @@ class Engine:
         complete = [i for i, item in enumerate(work) if item.completes]
         requests = [work[i].sequence.request for i in complete]
         trees = [launched.trees[i] for i in complete]
-        chosen = (
-            self._chosen(launched) if any(pass_can_choose(r, method) for r in requests) else None
-        )
+        asked = any(pass_can_choose(request, method) for request in requests)
+        chosen = self.stopwatch.wait(launched) if asked else None
         if chosen is not None:
             verdicts = verify_chosen(trees, requests, chosen, lambda: launched.logits, self.counts)
         else:
             verdicts = verify(trees, requests, launched.logits, self.counts, method)
         return dict(zip(complete, verdicts, strict=True))
 
-    def _chosen(self, launched: Launched) -> list[int] | None:
-        """The pass's own tokens, waited for; whether that took long tells who is the slower one."""
-        start = perf_counter()
-        chosen = launched.chosen()
-        now = perf_counter()
-        late = now - start < HURRIED * (now - self._landed_at)
-        self.drafting.hurried = late and self.runner.runs_ahead
-        return chosen
-
-    def _time(self, launched: Launched) -> None:
-        """Note what the pass took, for the policy. Only passes that nothing but write tell what
-        drafts cost."""
-        now, before = perf_counter(), self._landed_at
-        self._landed_at = now
-        work = launched.work
-        if any(not item.completes or item.rows > 1 for item in work):
-            return
-        self.writing_steps += 1
-        self.replayed_steps += launched.flight.landed is not None
-        if not self.drafting.measures:
-            return
-        base = _plain_pass(work)
-        rows = base.rows + sum(map(len, launched.trees))
-        # A pass that ran ahead began when the one before it landed.
-        took = now - max(before, launched.started)
-        waited = launched.started - before - launched.modelled
-        self._timed.append((base, rows, took, waited))
-
     @phase("policy")
     def _learn(self) -> None:
         """Of the last step, while the device is at this one."""
         self.drafting.learn()
-        for base, rows, took, waited in self._timed:
-            self.policy.cost.learn(rows, base.sequences, base.keys, took)
-            if self.runner.runs_ahead and rows > base.rows:
-                self.policy.waited.learn(waited, base.writers)
-        self._timed.clear()
+        self.stopwatch.teach()
 
     @phase("policy")
     def _review(self, launched: Launched, verdicts: dict[int, Verdict]) -> None:
@@ -410,13 +373,3 @@ class Engine:
     def _check_when_idle(self) -> None:
         if self.idle:
             self.kv.check()
-
-
-def _plain_pass(work: list[Work]) -> Pass:
-    """The pass without drafts, as the policy sees it."""
-    return Pass(
-        writers=sum(item.completes for item in work),
-        rows=sum(item.rows for item in work),
-        sequences=len(work),
-        keys=sum(len(item.sequence.request.slots) for item in work),
-    )

@@ -1,0 +1,67 @@
+"""What passes take, noted for the policy."""
+
+from time import perf_counter
+
+from outrider.engine.drafting import Drafting
+from outrider.engine.launched import Launched
+from outrider.engine.policy.gate import Pass
+from outrider.engine.scheduler import Work
+from outrider.model.runner import Runner
+
+HURRIED = 0.05  # of a step: who waits less for the device than that keeps it waiting
+
+
+class Stopwatch:
+    def __init__(self, runner: Runner, drafting: Drafting) -> None:
+        self.runner, self.drafting = runner, drafting
+        self.writing_steps = 0  # those that read no prompts
+        self.replayed_steps = 0  # of them, those that were a CUDA graph
+        self._landed_at = 0.0  # when the last pass was known here
+        self._noted: list[tuple[Pass, int, float, float]] = []  # base, rows, seconds, of them idle
+
+    def wait(self, launched: Launched) -> list[int] | None:
+        """The tokens that the pass has chosen; whether the wait for them was long tells who is the
+        slower one, device or host."""
+        start = perf_counter()
+        chosen = launched.chosen()
+        now = perf_counter()
+        late = now - start < HURRIED * (now - self._landed_at)
+        self.drafting.hurried = late and self.runner.runs_ahead
+        return chosen
+
+    def landed(self, launched: Launched) -> None:
+        """Note what the pass took. Only passes that nothing but write tell what drafts cost."""
+        now, before = perf_counter(), self._landed_at
+        self._landed_at = now
+        work = launched.work
+        if any(not item.completes or item.rows > 1 for item in work):
+            return
+        self.writing_steps += 1
+        self.replayed_steps += launched.flight.landed is not None
+        if not self.drafting.measures:
+            return
+        base = plain_pass(work)
+        rows = base.rows + sum(map(len, launched.trees))
+        # A pass that ran ahead began when the one before it landed.
+        took = now - max(before, launched.started)
+        waited = launched.started - before - launched.modelled
+        self._noted.append((base, rows, took, waited))
+
+    def teach(self) -> None:
+        """Tell the policy, once the next pass is under way."""
+        policy = self.drafting.policy
+        for base, rows, took, waited in self._noted:
+            policy.cost.learn(rows, base.sequences, base.keys, took)
+            if self.runner.runs_ahead and rows > base.rows:
+                policy.waited.learn(waited, base.writers)
+        self._noted.clear()
+
+
+def plain_pass(work: list[Work]) -> Pass:
+    """The pass without drafts, as the policy sees it."""
+    return Pass(
+        writers=sum(item.completes for item in work),
+        rows=sum(item.rows for item in work),
+        sequences=len(work),
+        keys=sum(len(item.sequence.request.slots) for item in work),
+    )
