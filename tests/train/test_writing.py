@@ -70,6 +70,16 @@ def test_a_text_depends_on_its_number_alone(llm: LLM) -> None:
     assert sorted(parts, key=lambda each: each[0]) == whole
 
 
+def test_some_answers_are_asked_about_once_more(llm: LLM) -> None:
+    found = dict(Writer(llm, 400, 1.0, seed=0).self_written(range(12)))
+    follow_up = {i: llm.tokenizer.decode(t.tokens[: t.prompt]) for i, t in found.items()}
+    assert sum(i % writing.FOLLOWED_UP == 0 for i in found) >= 2
+    for i, asked_for in follow_up.items():
+        expected = i % writing.FOLLOWED_UP == 0
+        assert (writing.FOLLOW_UPS[i // writing.FOLLOWED_UP] in asked_for) == expected
+    assert all(len(text.tokens) <= 400 for text in found.values())
+
+
 def test_no_prompt_is_asked_twice(
     same_llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,20 @@ SEQUENCES = 256  # in one pass of a GPU
 MARK = "\u2063mark\u2063"  # stands for a user's words in a chat template
 LONGEST_PROMPT = 96  # tokens of a prompt that the target makes up
 ASKING = 0.2  # of the work for a text, where the target makes up its prompt, too
+FOLLOWED_UP = 3  # one answer of so many is asked about once more
+# Drafters that have seen only short prompts guess badly after long ones, and copy nothing.
+FOLLOW_UPS = [
+    "Summarise that in two sentences.",
+    "Write that again, shorter.",
+    "Write that again and correct every mistake.",
+    "List the most important points of that.",
+    "Which names and numbers occur in that? Answer as JSON.",
+    "Translate that into French.",
+    "Translate that into German.",
+    "Write the same for a child.",
+    "Quote the sentence of that which matters most, and say why.",
+    "Go on.",
+]
 
 Numbered = tuple[int, Text]
 Tell = Callable[[float], None]  # so much of a text more is done
@@ -120,7 +134,14 @@ class Writer:
             use_tqdm=lambda: self._tell(ASKING),
         )
         words = [output.outputs[0].text.strip() for output in made_up]
-        return self._answers([(i, w) for i, w in zip(numbers, words) if w], 1 - ASKING)
+        asked = {i: w for i, w in zip(numbers, words) if w}
+        if self.llm.tokenizer.chat_template is None:
+            return self._answers(list(asked.items()), 1 - ASKING)
+        once = {i: w for i, w in asked.items() if i % FOLLOWED_UP}
+        twice = {i: w for i, w in asked.items() if i not in once}
+        found = self._answers(list(once.items()), 1 - ASKING)
+        found += self._followed_up(twice, 1 - ASKING)
+        return sorted(found, key=lambda numbered: numbered[0])
 
     def answered(self, prompts: Sequence[tuple[int, str]]) -> list[Numbered]:
         """Prompts of a user, answered by the target."""
@@ -128,21 +149,42 @@ class Writer:
 
     def _answers(self, prompts: Sequence[tuple[int, str]], part: float) -> list[Numbered]:
         ids = [(i, self._ids(prompt)) for i, prompt in prompts]
-        fitting = [(i, prompt) for i, prompt in ids if 0 < len(prompt) <= self.longest // 2]
+        return self._continued(ids, self.longest // 2, self.longest, part)
+
+    def _followed_up(self, asked: dict[int, str], part: float) -> list[Numbered]:
+        """The second answer of a talk; the first, and the questions, stand before it."""
+        half = self.longest // 2
+        ids = [(i, self._ids(prompt)) for i, prompt in asked.items()]
+        talks = []
+        for i, first in self._continued(ids, half // 2, half, part / 2):
+            answer = self.llm.tokenizer.decode(
+                first.tokens[first.prompt :], skip_special_tokens=True
+            )
+            talk = [
+                {"role": "user", "content": asked[i]},
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": FOLLOW_UPS[i // FOLLOWED_UP % len(FOLLOW_UPS)]},
+            ]
+            talks.append((i, self.llm.chat_prompt(talk)))
+        return self._continued(talks, 3 * self.longest // 4, self.longest, part / 2)
+
+    def _continued(
+        self, prompts: Sequence[tuple[int, list[int]]], prompt: int, longest: int, part: float
+    ) -> list[Numbered]:
+        """Those whose prompt has at most `prompt` tokens, up to `longest` tokens in all."""
+        fitting = [(i, ids) for i, ids in prompts if 0 < len(ids) <= prompt]
         params = [
             SamplingParams(
-                temperature=self.temperature,
-                max_tokens=self.longest - len(prompt),
-                seed=self.seed + i,
+                temperature=self.temperature, max_tokens=longest - len(ids), seed=self.seed + i
             )
-            for i, prompt in fitting
+            for i, ids in fitting
         ]
-        asked: list[Any] = [prompt for _, prompt in fitting]
+        asked: list[Any] = [ids for _, ids in fitting]
         results = self.llm.generate(asked, params, use_tqdm=lambda: self._tell(part))
         answers = [result.outputs[0].token_ids for result in results]
         return [
-            (i, Text([*prompt, *answer], len(prompt)))
-            for (i, prompt), answer in zip(fitting, answers, strict=True)
+            (i, Text([*ids, *answer], len(ids)))
+            for (i, ids), answer in zip(fitting, answers, strict=True)
             if len(answer) > 1
         ]
 
