@@ -71,7 +71,7 @@ def test_a_text_depends_on_its_number_alone(llm: LLM) -> None:
 
 
 def test_some_answers_are_asked_about_once_more(llm: LLM) -> None:
-    found = dict(Writer(llm, 400, 1.0, seed=0).self_written(range(12)))
+    found = dict(Writer(llm, 400, 1.0, seed=0).self_written(range(15)))
     follow_up = {i: llm.tokenizer.decode(t.tokens[: t.prompt]) for i, t in found.items()}
     assert sum(i % writing.FOLLOWED_UP == 0 for i in found) >= 2
     for i, asked_for in follow_up.items():

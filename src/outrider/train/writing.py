@@ -156,7 +156,7 @@ class Writer:
         half = self.longest // 2
         ids = [(i, self._ids(prompt)) for i, prompt in asked.items()]
         talks = []
-        for i, first in self._continued(ids, half // 2, half, part / 2):
+        for i, first in self._continued(ids, 3 * half // 4, half, part / 2):
             answer = self.llm.tokenizer.decode(
                 first.tokens[first.prompt :], skip_special_tokens=True
             )
