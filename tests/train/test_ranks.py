@@ -15,6 +15,7 @@ from outrider.train.ranks import ALONE, Ranks, join
 
 # What each of the processes runs: the command, with a look at what became of its parameters.
 PROGRAM = """
+import os
 import sys
 import torch
 from outrider.cli import main
@@ -27,7 +28,7 @@ def train(model, head, *rest):
     own = torch.cat([p.detach().flatten() for p in head.parameters() if p.requires_grad])
     all_of_them = [torch.empty_like(own) for _ in range(2)]
     torch.distributed.all_gather(all_of_them, own)
-    print("equal on both:", torch.equal(*all_of_them), len(own), flush=True)
+    os.write(1, f"equal on both: {torch.equal(*all_of_them)}\\n".encode())  # whole, or not at all
     return judged
 
 run.train = train

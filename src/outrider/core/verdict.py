@@ -1,13 +1,11 @@
 """What verification decides, and what a drafter is told afterwards."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from outrider.core.request import Request
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The accepted path through one request's tree, and the target's own token after it."""
 
     kept: list[int]  # node indices of the accepted path, root's child first

@@ -117,6 +117,8 @@ class StopChecker:
 
         After a stop string nothing is held back; the text behind it is dropped.
         """
+        if not self._stops:
+            return text, None
         text = self._held + text
         self._held = ""
         ends = [(start + len(stop), -len(stop), stop) for stop, start in self._found(text)]

@@ -95,11 +95,12 @@ def _spans(trees: Sequence[TokenTree]) -> list[tuple[int, int]]:
 def _coupled(
     tree: TokenTree, request: Request, choices: list[int], rows: list[Row] | None = None
 ) -> Verdict:
-    verdict = walk(tree, choices)
+    # Most rows of a large batch have no tree.
+    verdict = walk(tree, choices) if tree.tokens else Verdict([], choices[0])
     if verdict.next_token == NO_TOKEN:
         rows = rows or tree_rows([tree], [request])
         raise rows[verdict.kept[-1] + 1 if verdict.kept else 0].failure()
-    return Verdict(verdict.kept, verdict.next_token, choices)
+    return verdict._replace(choices=choices)
 
 
 def _traversal(
