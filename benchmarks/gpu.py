@@ -149,17 +149,8 @@ def measure(model: str, prompts: dict[str, list[str]], tokens: int, repeats: int
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", required=True, help="folder, .gguf file or hub id")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL: category, turns")
-    parser.add_argument("--per-category", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="write the figures here, too")
-    arguments = parser.parse_args()
-    prompts = load_prompts(arguments.prompts, arguments.per_category)
-    found = measure(arguments.model, prompts, arguments.tokens, arguments.repeats)
+def tell(found: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Print the figures with what they were measured with, and write them where that was asked."""
     found["versions"] = {
         "outrider": __version__,
         "torch": torch.__version__,
@@ -172,6 +163,20 @@ def main() -> None:
     print(text)
     if arguments.out:
         arguments.out.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", required=True, help="folder, .gguf file or hub id")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL: category, turns")
+    parser.add_argument("--per-category", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="write the figures here, too")
+    arguments = parser.parse_args()
+    prompts = load_prompts(arguments.prompts, arguments.per_category)
+    found = measure(arguments.model, prompts, arguments.tokens, arguments.repeats)
+    tell(found, arguments)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-from gpu import PROMPTS, load_prompts, median_speed
+from gpu import PROMPTS, load_prompts, median_speed, tell
 
-from outrider import LLM, SamplingParams, __version__
+from outrider import LLM, SamplingParams
 from outrider.core.outputs import Speculation
 
 LENGTH = 5  # guesses of a chain
@@ -88,17 +86,7 @@ def main() -> None:
     found = measure(
         arguments.model, arguments.drafter, prompts, arguments.tokens, arguments.repeats
     )
-    found["versions"] = {
-        "outrider": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "gpu": torch.cuda.get_device_name(),
-    }
-    found["arguments"] = {name: str(value) for name, value in vars(arguments).items()}
-    text = json.dumps(found, indent=2)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    tell(found, arguments)
 
 
 if __name__ == "__main__":
