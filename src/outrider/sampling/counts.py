@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.core.request import Request
 from outrider.sampling.rows import Row
+from outrider.sampling.transfer import to_device
 
 
 class Occurrences(NamedTuple):
@@ -92,4 +93,4 @@ class Counts:
         """From the tokens of each row and how often they stand in its output."""
         row = np.repeat(np.arange(len(tokens)), [len(own) for own in tokens])
         packed = np.stack([row, np.concatenate(tokens), np.concatenate(output)])  # [3, n]
-        return Occurrences(*torch.from_numpy(packed).to(self.device, non_blocking=True))
+        return Occurrences(*to_device(torch.from_numpy(packed), self.device))

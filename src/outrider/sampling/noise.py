@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.sampling.transfer import to_device
+
 GROUP = 64  # tokens per group: a power of two, so that the place of the least is exactly uniform
 BLOCKS = GROUP // 4  # Philox blocks, of 4 words each, behind one opened group
 GROUP_COUNTER = 1 << 31  # group draws count from here, token draws from 0
@@ -62,7 +64,7 @@ def streams(keys: Sequence[Key], device: torch.device | str = "cpu") -> Tensor:
     words = [
         (k.seed & _MASK, k.seed >> 32, k.position, k.sample, k.purpose | k.lane << 8) for k in keys
     ]
-    return torch.tensor(words, dtype=torch.int64, device=device).view(len(keys), 5)
+    return to_device(torch.tensor(words, dtype=torch.int64).view(len(keys), 5), device)
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ from outrider.core.params import LogitsProcessor
 from outrider.core.request import Request
 from outrider.sampling.counts import Counts
 from outrider.sampling.rows import ProcessorError, Row
+from outrider.sampling.transfer import indices, to_device
 from outrider.sampling.truncate import truncate
 
 CHUNK_BYTES = 64 << 20  # working memory beside the result
@@ -64,7 +65,7 @@ def _process(scores: Tensor, rows: Sequence[Row], counts: Counts) -> None:
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     """[rows, 1], to be spread over the vocabulary."""
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return to_device(torch.tensor(values, dtype=like.dtype), like.device)[:, None]
 
 
 def _penalise(scores: Tensor, rows: Sequence[Row], counts: Counts) -> None:
@@ -75,7 +76,7 @@ def _penalise(scores: Tensor, rows: Sequence[Row], counts: Counts) -> None:
     repetition = _column([p.repetition_penalty for p in params], scores)[:, 0]  # [picked]
     frequency = _column([p.frequency_penalty for p in params], scores)[:, 0]
     presence = _column([p.presence_penalty for p in params], scores)[:, 0]
-    at = torch.tensor(picked, device=scores.device)
+    at = indices(picked, scores.device)
     found = counts.along([rows[i] for i in picked])
     before = [scores[at[row], token] for row, token, _ in found]
     for (row, token, output), z in zip(found, before):  # each [n]; drafted tokens come last and win
@@ -95,7 +96,8 @@ def _bias(scores: Tensor, rows: Sequence[Row]) -> None:
     ]
     if entries:
         at, tokens, biases = zip(*entries)
-        scores[list(at), list(tokens)] += _column(biases, scores)[:, 0]
+        where = indices(at, scores.device), indices(tokens, scores.device)
+        scores[where] += _column(biases, scores)[:, 0]
 
 
 def _ban(scores: Tensor, rows: Sequence[Row]) -> None:
@@ -104,7 +106,7 @@ def _ban(scores: Tensor, rows: Sequence[Row]) -> None:
     banned = [(i, token) for i, token in banned if 0 <= token < scores.shape[-1]]
     if banned:
         at, tokens = zip(*banned)
-        scores[list(at), list(tokens)] = -inf
+        scores[indices(at, scores.device), indices(tokens, scores.device)] = -inf
 
 
 def banned_tokens(row: Row) -> list[int]:

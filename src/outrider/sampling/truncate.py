@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.params import SamplingParams
+from outrider.sampling.transfer import indices, to_device
 
 WINDOW = 256  # most likely tokens that top-p looks at first
 GROWTH = 8  # of the window, while its mass is below p
@@ -34,14 +35,15 @@ def _apply(rule: Rule, scores: Tensor, picked: Sequence[tuple[int, float]]) -> N
         cuts = rule(scores, values)
     else:
         cuts = scores.new_full((len(scores),), -inf)
-        cuts[list(at)] = rule(scores[list(at)], values)
+        where = indices(at, scores.device)
+        cuts[where] = rule(scores[where], values)
     scores.masked_fill_(scores < cuts[:, None], -inf)
 
 
 def top_k_cut(scores: Tensor, k: Sequence[float]) -> Tensor:
     """The k-th largest score of each row."""
     top = scores.topk(int(max(k)), -1).values  # [n, largest k]
-    kth = torch.tensor(k, dtype=torch.int64, device=scores.device)[:, None] - 1
+    kth = indices([int(x) - 1 for x in k], scores.device)[:, None]
     return top.gather(1, kth)[:, 0]
 
 
@@ -52,7 +54,7 @@ def top_p_cut(scores: Tensor, p: Sequence[float]) -> Tensor:
     by the first window that suffices for it alone, whatever its neighbours need.
     """
     vocabulary = scores.shape[-1]
-    goal = torch.tensor(p, dtype=torch.float64, device=scores.device)[:, None]
+    goal = to_device(torch.tensor(p, dtype=torch.float64), scores.device)[:, None]
     # log p of the best token; exp and logsumexp are ten times slower on rows with many -inf
     peak = scores.log_softmax(-1).amax(-1, keepdim=True)  # [n, 1]
     cuts = torch.empty_like(peak)
@@ -72,5 +74,5 @@ def top_p_cut(scores: Tensor, p: Sequence[float]) -> Tensor:
 
 def min_p_cut(scores: Tensor, p: Sequence[float]) -> Tensor:
     """p(token) < min_p * p(best) in logarithms, which needs no normalisation."""
-    floor = torch.tensor([log(x) for x in p], dtype=scores.dtype, device=scores.device)
+    floor = to_device(torch.tensor([log(x) for x in p], dtype=scores.dtype), scores.device)
     return scores.amax(-1) + floor

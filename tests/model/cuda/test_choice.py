@@ -35,7 +35,7 @@ def setting(
     for i in range(rows):
         options = TRUNCATIONS[i % 4] if truncated else {}
         params = SamplingParams(temperature=TEMPERATURES[i % 4], **options)
-        seed = (1 << 64) // (i + 1) - 1  # both words of the key
+        seed = (1 << 64) - (1 << 62) // (i + 1) - i  # both words of the key, all bits of them
         request = Request(f"{i}", [0], params, seed, sample=i % 3)
         asked.append(Row(request, [0] * (5 * i)))
         position = asked[-1].position
