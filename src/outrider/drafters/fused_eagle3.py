@@ -3,21 +3,18 @@
 The weights are the head's own: its parameters become views of the fused tensors.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outrider.heads.block import RmsNorm
 from outrider.heads.eagle3 import Eagle3
 from outrider.model.attention import LayerKV
 from outrider.model.cuda.feature_rows import join_features
-from outrider.model.cuda.fused import DTYPES, fuse
+from outrider.model.cuda.fused import DTYPES, fused_layer, fused_norm
 from outrider.model.cuda.inputs import RowInputs
 from outrider.model.cuda.linear import (
     STREAM_LINES,
-    Norm,
     Stream,
     from_stream,
     into_stream,
@@ -28,30 +25,17 @@ from outrider.model.cuda.tree_attention import tree_attention
 from outrider.model.cuda.workspace import Workspace
 
 
-@dataclass(eq=False)
-class Layer:
-    qkv: Tensor  # [(heads + 2 kv heads) * size, width, or twice that in the first layer]
-    qkv_bias: Tensor | None
-    out: Tensor  # [width, heads * size]
-    out_bias: Tensor | None
-    gate_up: Tensor  # [2 * inner, width]
-    down: Tensor  # [width, inner]
-    before_attention: Norm
-    before_mlp: Norm
-    head_norms: tuple[Tensor, Tensor, float] | None
-    memory: LayerKV
-    scale: float
-
-
 class FusedEagle3:
     def __init__(self, head: Eagle3, memories: list[LayerKV], positions: int) -> None:
         assert head.embed_tokens is not None and head.lm_head is not None
         self._embedding, self._output = head.embed_tokens.weight.data, head.lm_head.weight.data
         first: Any = head.layers[0]
-        self._feature_norm = _norm(first.hidden_norm)
+        self._feature_norm = fused_norm(first.hidden_norm)
         self._residual_is_normed = head.options.norm_before_residual
-        self._layers = [_layer(layer, kv) for layer, kv in zip(head.layers, memories, strict=True)]
-        self._last_norm = _norm(head.norm)
+        self._layers = [fused_layer(layer) for layer in head.layers]
+        self._memories = memories
+        self._scale = first.self_attn.size**-0.5
+        self._last_norm = fused_norm(head.norm)
         every = torch.arange(positions, device=self._embedding.device)
         cos, sin = head.rotary(self._output[:1], every)  # [positions, size] each
         self._cos, self._sin = cos.contiguous(), sin.contiguous()
@@ -63,16 +47,17 @@ class FusedEagle3:
         both = join_features(inputs, self._embedding, features, *norms, residual)
         stream = _stream_of(features)
         after = [layer.before_attention for layer in self._layers[1:]] + [self._last_norm]
-        for index, (layer, next_norm) in enumerate(zip(self._layers, after, strict=True)):
+        each = zip(self._layers, self._memories, after, strict=True)
+        for index, (layer, memory, next_norm) in enumerate(each):
             if index == 0:
                 qkv = product(both, layer.qkv, layer.qkv_bias, work)
             else:
                 norm = layer.before_attention
                 qkv = from_stream(stream, norm, work, layer.qkv, layer.qkv_bias)
-            slots = (layer.memory.keys, layer.memory.values)
+            slots = (memory.keys, memory.values)
             rotation = (self._cos, self._sin)
             query = rotate_and_store(qkv, *rotation, *slots, inputs, layer.head_norms)
-            mixed = tree_attention(query, *slots, inputs, work, layer.scale)
+            mixed = tree_attention(query, *slots, inputs, work, self._scale)
             into_stream(mixed.flatten(1), layer.out, layer.out_bias, stream, layer.before_mlp, work)
             inner = from_stream(stream, layer.before_mlp, work, layer.gate_up, gated=True)
             into_stream(inner, layer.down, None, stream, next_norm, work)
@@ -110,30 +95,3 @@ def _stream_of(hidden: Tensor) -> Stream:
     parts = -(-width // STREAM_LINES)
     squares = torch.empty(rows, parts, dtype=torch.float32, device=hidden.device)
     return Stream(hidden, torch.empty_like(hidden), squares)
-
-
-def _norm(module: RmsNorm) -> Norm:
-    return Norm(module.weight.data, module.variance_epsilon)
-
-
-def _layer(layer: Any, memory: LayerKV) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    head_norms = None
-    if isinstance(attention.q_norm, RmsNorm):
-        weights = (attention.q_norm.weight.data, attention.k_norm.weight.data)
-        head_norms = (*weights, attention.q_norm.variance_epsilon)
-    biased = attention.q_proj.bias is not None
-    return Layer(
-        qkv=fuse([p.weight for p in projections]),
-        qkv_bias=fuse([p.bias for p in projections]) if biased else None,
-        out=attention.o_proj.weight.data,
-        out_bias=attention.o_proj.bias.data if biased else None,
-        gate_up=fuse([mlp.gate_proj.weight, mlp.up_proj.weight]),
-        down=mlp.down_proj.weight.data,
-        before_attention=_norm(layer.input_layernorm),
-        before_mlp=_norm(layer.post_attention_layernorm),
-        head_norms=head_norms,
-        memory=memory,
-        scale=attention.size**-0.5,
-    )

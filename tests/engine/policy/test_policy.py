@@ -56,6 +56,15 @@ def test_a_text_that_must_be_read_first_makes_a_draft_dearer() -> None:
     assert not asked(make(), backlog=5000)
 
 
+def test_a_device_that_must_wait_makes_a_draft_dearer_unless_it_waits_anyway() -> None:
+    policy = make()
+    policy.waited.learn(500.0, 1)
+    assert not asked(policy)
+    outlook, sizes = Outlook([0.9, 0.81, 0.73], 0.0, 3), [Size(3, 3)]
+    others = ALONE._replace(log_gain=0.01)  # somebody's draft is checked in the same pass
+    assert policy.ask("d", [outlook], sizes, others, 1 / 50, [0]) is not None
+
+
 def test_a_drafter_that_paid_again_is_tried_as_soon_as_one_that_never_failed() -> None:
     policy, much = make(), 1.0
     waits = []

@@ -30,7 +30,9 @@ DTYPES = (torch.bfloat16, torch.float32)  # in float16 a norm's weight could ove
 
 @dataclass(eq=False)
 class Layer:
-    qkv: Tensor  # [(heads + 2 kv heads) * size, width]
+    """The weights of one: a target's, or those of a head with such layers."""
+
+    qkv: Tensor  # [(heads + 2 kv heads) * size, width, or twice that in EAGLE-3's first layer]
     qkv_bias: Tensor | None
     out: Tensor  # [width, heads * size]
     out_bias: Tensor | None
@@ -39,8 +41,6 @@ class Layer:
     before_attention: Norm
     before_mlp: Norm
     head_norms: tuple[Tensor, Tensor, float] | None
-    call: LayerCall
-    scale: float
 
 
 class FusedModel:
@@ -53,8 +53,9 @@ class FusedModel:
         model: Any = loaded.model
         self.embedding: Tensor = model.model.embed_tokens.weight
         self.head: Tensor = model.lm_head.weight
-        self.last_norm = _norm(model.model.norm)
-        self.layers = [_layer(layer, call) for layer, call in zip(model.model.layers, calls)]
+        self.last_norm = fused_norm(model.model.norm)
+        self.layers = [fused_layer(layer) for layer in model.model.layers]
+        self._calls = calls
         self._next_norms = [*(layer.before_attention for layer in self.layers[1:]), self.last_norm]
         self.cos, self.sin = _rotation(model, positions, loaded)
         self.head_size = self.cos.shape[1]
@@ -88,13 +89,13 @@ class FusedModel:
     def _run(self, inputs: RowInputs, previous: Tensor, work: Workspace, attend: Kernel) -> Stream:
         stream = Stream.like(self.embedding, inputs.rows)
         embed(inputs, self.embedding, previous, stream, self.layers[0].before_attention)
-        for index, (layer, next_norm) in enumerate(zip(self.layers, self._next_norms, strict=True)):
+        each = zip(self.layers, self._calls, self._next_norms, strict=True)
+        for index, (layer, call, next_norm) in enumerate(each):
             self._taps.see(index, stream.hidden)
-            memory: LayerKV = layer.call.module.outrider_kv  # type: ignore[assignment]
+            attention: Any = call.module
+            memory: LayerKV = attention.outrider_kv
             query = self._project(layer, stream, memory, inputs, work)
-            mixed = attend(
-                query, memory, layer.scale, (layer.call.window, layer.call.softcap, None)
-            )
+            mixed = attend(query, memory, attention.scaling, (call.window, call.softcap, None))
             into_stream(mixed.flatten(1), layer.out, layer.out_bias, stream, layer.before_mlp, work)
             inner = from_stream(stream, layer.before_mlp, work, layer.gate_up, gated=True)
             into_stream(inner, layer.down, None, stream, next_norm, work)
@@ -144,16 +145,17 @@ def unfused_because(loaded: LoadedModel) -> str | None:
     return None
 
 
-def _norm(module: Any) -> Norm:
+def fused_norm(module: Any) -> Norm:
     return Norm(module.weight.data, module.variance_epsilon)
 
 
-def _layer(layer: Any, call: LayerCall) -> Layer:
+def fused_layer(layer: Any) -> Layer:
+    """Of a layer with Llama's names."""
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     biased = attention.q_proj.bias is not None
     head_norms = None
-    if hasattr(attention, "q_norm"):
+    if hasattr(getattr(attention, "q_norm", None), "weight"):
         queries, keys = attention.q_norm, attention.k_norm
         head_norms = (queries.weight.data, keys.weight.data, queries.variance_epsilon)
     return Layer(
@@ -163,11 +165,9 @@ def _layer(layer: Any, call: LayerCall) -> Layer:
         out_bias=None if attention.o_proj.bias is None else attention.o_proj.bias.data,
         gate_up=fuse([mlp.gate_proj.weight, mlp.up_proj.weight]),
         down=mlp.down_proj.weight.data,
-        before_attention=_norm(layer.input_layernorm),
-        before_mlp=_norm(layer.post_attention_layernorm),
+        before_attention=fused_norm(layer.input_layernorm),
+        before_mlp=fused_norm(layer.post_attention_layernorm),
         head_norms=head_norms,
-        call=call,
-        scale=attention.scaling,
     )
 
 
