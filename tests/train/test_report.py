@@ -70,7 +70,7 @@ def test_a_larger_target_is_asked_for_less() -> None:
 def test_what_was_said_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("outrider.train.defaults.parameters_of", lambda target: int(1e10))
     given: dict[str, Any] = {
-        "kind": "eagle3", "target": "x", "out": tmp_path, "data": "self", "longest": 9,
+        "kind": "eagle3", "target": "x", "out": tmp_path, "data": ("self",), "longest": 9,
         "temperature": 0.0, "seed": 0, "device": "cpu", "dtype": "auto", "texts": None,
         "steps": None, "texts_per_step": None, "vocabulary": None, "layers": None, "normed": False,
         "learning_rate": None,

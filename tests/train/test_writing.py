@@ -13,12 +13,13 @@ from tests.tiny import make_tiny, make_tokenizer
 
 from outrider import LLM
 from outrider.core.errors import ConfigError, OutriderError
-from outrider.train import writing
+from outrider.train import tasks, writer, writing
 from outrider.train.display import Display, WritingBar, span
 from outrider.train.ranks import ALONE
 from outrider.train.settings import Settings
 from outrider.train.texts import Text, Written, add_texts, load_texts, read_prompts, save_texts
-from outrider.train.writing import Writer, write_texts
+from outrider.train.writer import KINDS, Writer
+from outrider.train.writing import write_texts
 
 SHORT, LONG = "The outrider rides.", "The outrider rides ahead of the party. " * 40
 
@@ -38,9 +39,10 @@ def same_llm(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
 
 def asked(out: Path, **changes: Any) -> Settings:
     given: dict[str, Any] = {
-        "kind": "medusa", "target": "tiny", "out": out, "data": "self", "texts": 4, "longest": 60,
-        "temperature": 1.0, "steps": 1, "texts_per_step": 1, "vocabulary": 100, "layers": None,
-        "normed": False, "learning_rate": 1e-3, "seed": 3, "device": "cpu", "dtype": "float32",
+        "kind": "medusa", "target": "tiny", "out": out, "data": ("self",), "texts": 4,
+        "longest": 60, "temperature": 1.0, "steps": 1, "texts_per_step": 1, "vocabulary": 100,
+        "layers": None, "normed": False, "learning_rate": 1e-3, "seed": 3,
+        "device": "cpu", "dtype": "float32",
     }  # fmt: skip
     return Settings(**(given | changes))
 
@@ -70,14 +72,27 @@ def test_a_text_depends_on_its_number_alone(llm: LLM) -> None:
     assert sorted(parts, key=lambda each: each[0]) == whole
 
 
-def test_some_answers_are_asked_about_once_more(llm: LLM) -> None:
-    found = dict(Writer(llm, 400, 1.0, seed=0).self_written(range(15)))
-    follow_up = {i: llm.tokenizer.decode(t.tokens[: t.prompt]) for i, t in found.items()}
-    assert sum(i % writing.FOLLOWED_UP == 0 for i in found) >= 2
-    for i, asked_for in follow_up.items():
-        expected = i % writing.FOLLOWED_UP == 0
-        assert (writing.FOLLOW_UPS[i // writing.FOLLOWED_UP] in asked_for) == expected
-    assert all(len(text.tokens) <= 400 for text in found.values())
+def test_texts_are_free_talk_second_answers_and_tasks(llm: LLM) -> None:
+    found = dict(Writer(llm, 600, 1.0, seed=0).self_written(range(24)))
+    prompts = {i: llm.tokenizer.decode(t.tokens[: t.prompt]) for i, t in found.items()}
+    assert {KINDS[i % len(KINDS)] for i in found} == set(KINDS)
+    for i, prompt in prompts.items():
+        follow_up = tasks.FOLLOW_UPS[i // len(KINDS) % len(tasks.FOLLOW_UPS)]
+        kind = KINDS[i % len(KINDS)]
+        assert (follow_up in prompt) == (kind == "followed up")
+        if kind == "task":
+            before, _, after = tasks.task_of(i).give.partition("{material}")
+            assert before in prompt and after.strip() in prompt
+            assert tasks.task_of(i).ask not in prompt  # only what came of it
+    assert all(len(text.tokens) <= 600 for text in found.values())
+
+
+def test_tasks_differ_for_a_long_time() -> None:
+    every = [tasks.task_of(i) for i, kind in zip(range(20_000), KINDS * 5000) if kind == "task"]
+    assert len({task.ask for task in every}) > 0.95 * len(every)
+    assert len({task.give for task in every[:40]}) >= 8
+    assert not any("{topic}" in part for task in every for part in task)
+    assert len(set(tasks.TOPICS)) == len(tasks.TOPICS)
 
 
 def test_no_prompt_is_asked_twice(
@@ -97,13 +112,13 @@ def test_no_prompt_is_asked_twice(
         return real(self, prompt)
 
     monkeypatch.setattr(Writer, "_ids", spy)
-    some = written(asked(tmp_path, data=str(file), texts=2))
+    some = written(asked(tmp_path, data=(str(file),), texts=2))
     assert len(some.texts) == 2 and 6 < some.used < 12
-    more = written(asked(tmp_path, data=str(file), texts=8))
+    more = written(asked(tmp_path, data=(str(file),), texts=8))
     assert more.used > 12 and more.texts[:2] == some.texts
     assert seen == (words + words)[: more.used]  # after the last the first, with another seed
     assert len({tuple(text.tokens) for text in more.texts}) == 8
-    assert written(asked(tmp_path, data=str(file), texts=2)).texts == some.texts
+    assert written(asked(tmp_path, data=(str(file),), texts=2)).texts == some.texts
 
 
 def test_more_of_its_own_texts_are_others(same_llm: LLM, tmp_path: Path) -> None:
@@ -111,6 +126,18 @@ def test_more_of_its_own_texts_are_others(same_llm: LLM, tmp_path: Path) -> None
     more = written(asked(tmp_path, texts=6))
     assert more.texts[:3] == few.texts
     assert len({tuple(text.tokens) for text in more.texts}) == 6
+
+
+def test_several_sources_take_turns(same_llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{SHORT} {i}"}) + "\n" for i in range(3)))
+    texts = written(asked(tmp_path, data=(str(file), "self"), texts=10, longest=500)).texts
+    prompts = [same_llm.tokenizer.decode(text.tokens[: text.prompt]) for text in texts]
+    given = [prompt for prompt in prompts if SHORT in prompt]
+    assert 5 <= len(given) <= 7 and len(set(given)) == 3
+    made_up = [text for text, prompt in zip(texts, prompts) if SHORT not in prompt]
+    alone = [text for _, text in Writer(same_llm, 500, 1.0, seed=3).self_written(range(8))]
+    assert made_up == alone[: len(made_up)]
 
 
 def test_a_target_without_chat_template_goes_on_with_plain_text(
@@ -123,7 +150,7 @@ def test_a_target_without_chat_template_goes_on_with_plain_text(
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"text": SHORT}) + "\n" + json.dumps({"turns": [SHORT + "!"]}))
     (tmp_path / "other").mkdir()
-    answered = written(asked(tmp_path / "other", data=str(file), texts=2))
+    answered = written(asked(tmp_path / "other", data=(str(file),), texts=2))
     starts = [text.tokens[: text.prompt] for text in answered.texts]
     assert starts == [same_llm.tokenizer(w)["input_ids"] for w in (SHORT, SHORT + "!")]
 
@@ -136,9 +163,9 @@ def test_what_cannot_be_asked_is_said(
     file = tmp_path / "prompts.jsonl"
     file.write_text((json.dumps({"prompt": LONG}) + "\n") * 20)
     with pytest.raises(ConfigError, match="longest"):
-        written(asked(tmp_path, data=str(file)))
+        written(asked(tmp_path, data=(str(file),)))
     with pytest.raises(ConfigError, match="--data FILE"):
-        writing._start(SimpleNamespace(bos_token_id=None, eos_token_id=None))
+        writer._start(SimpleNamespace(bos_token_id=None, eos_token_id=None))
     monkeypatch.setattr(LLM, "tokenizer", None)
     with pytest.raises(ConfigError, match="no tokenizer"):
         written(asked(tmp_path))

@@ -19,8 +19,12 @@ def train_command(
     target: Annotated[str, typer.Option(help="Built-in name, hub id, folder or .gguf file.")],
     out: Annotated[Path, typer.Option(help="Folder for the drafter, its texts and checkpoints.")],
     data: Annotated[
-        str, typer.Option(help="self: the target asks and answers itself; or a JSONL of prompts.")
-    ] = "self",
+        list[str],
+        typer.Option(
+            help="self: the target asks and answers itself; or a JSONL of prompts. Given several "
+            "times: in turn.",
+        ),
+    ] = ["self"],  # noqa: B006
     texts: Annotated[
         int | None,
         typer.Option(min=2, help="How many texts the target writes.", show_default=BY_SIZE),
@@ -72,7 +76,7 @@ def train_command(
 
     outrider train dspark --target smollm2-135m --out drafter
 
-    outrider train eagle3 --target ./my-model --data prompts.jsonl --out drafter
+    outrider train eagle3 --target ./my-model --data prompts.jsonl --data self --out drafter
 
     outrider train distill --target ./my-model --layers 4 --out small-model
 
@@ -88,7 +92,7 @@ def train_command(
 
     run(
         filled(
-            kind=kind, target=target, out=out, data=data, texts=texts, longest=longest,
+            kind=kind, target=target, out=out, data=tuple(data), texts=texts, longest=longest,
             temperature=temperature, steps=steps, texts_per_step=texts_per_step,
             vocabulary=vocabulary, layers=layers, normed=normed, learning_rate=learning_rate,
             seed=seed, device=device, dtype=dtype,

@@ -11,7 +11,7 @@ class Settings:
     kind: str
     target: str
     out: Path
-    data: str  # "self", or a file of prompts
+    data: tuple[str, ...]  # each "self", or a file of prompts; texts come from them in turn
     texts: int
     longest: int  # tokens of a text
     temperature: float

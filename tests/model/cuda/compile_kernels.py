@@ -80,7 +80,8 @@ def main() -> None:
         )  # fmt: skip
         compile_kernel(
             tree_attention._join, dtype, {"num_warps": 8},
-            VALUE_SIZE=80, PADDED_VALUE_SIZE=128, PARTS=128, FEWEST_KEYS=64, CHAINED=True,
+            VALUE_SIZE=80, PADDED_VALUE_SIZE=128, PARTS=128, FEWEST_KEYS=64, JOINED=32,
+            CHAINED=True,
         )  # fmt: skip
         for sums in (False, True):
             compile_kernel(

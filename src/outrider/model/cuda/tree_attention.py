@@ -3,8 +3,9 @@
 The keys of a row are the whole context of its sequence and, among the rows of the same pass, its
 ancestors. The context is read through the slot table; the ancestors are 64 bits per row. Rows of
 one sequence share the loads of its context: they go through the matrix unit together, as a tile of
-(rows x grouped heads). Long contexts are split, so that a single sequence fills the device; a
-second, small kernel joins the parts.
+(rows x grouped heads). Long contexts are split, so that a single sequence fills the device, and the
+rows of the pass itself are a part of their own, which need not wait for the context; a second,
+small kernel joins the parts.
 """
 
 from typing import NamedTuple
@@ -23,6 +24,8 @@ FEWEST_KEYS = 64  # per part: below that, joining costs more than it gains
 MOST_PARTS = 128
 MOST_PAIRS = 64  # (row, head) pairs of a tile: more of them leave no registers for the keys
 PROGRAMS = 264  # parts are made until so many programs run: two for each of 132 multiprocessors
+JOINED = 32  # parts that are joined at once
+WARPS, JOIN_WARPS = 4, 4
 
 
 class Options(NamedTuple):
@@ -59,7 +62,7 @@ def workspace_for(
     rows: int, single: bool, heads: int, kv_heads: int, value_size: int
 ) -> tuple[int, int]:
     """Elements of `Workspace.parts` and `.weights` that a pass over so many rows needs."""
-    weights = rows * heads * parts_for(rows, heads // kv_heads, kv_heads, single)
+    weights = rows * heads * (parts_for(rows, heads // kv_heads, kv_heads, single) + 1)
     return weights * value_size, weights
 
 
@@ -81,7 +84,7 @@ def tree_attention(
     tile = _tile(rows, group, inputs.single)
     if out is None:
         out = torch.empty(rows, heads, value_size, dtype=query.dtype, device=query.device)
-    _attend[(rows, kv_heads, parts)](
+    _attend[(rows, kv_heads, parts + 1)](
         query, keys, values, inputs.packed, inputs.table, work.parts, work.weights,
         options.sinks if options.sinks is not None else query,
         scale, rows, heads, inputs.table.stride(0),
@@ -92,13 +95,12 @@ def tree_attention(
         PADDED_SIZE=max(16, triton.next_power_of_2(size)), VALUE_SIZE=value_size,
         PADDED_VALUE_SIZE=max(16, triton.next_power_of_2(value_size)), PARTS=parts,
         FEWEST_KEYS=FEWEST_KEYS, TILE=tile, KEYS=KEYS,
-        num_warps=8 if tile > 64 else 4, **chained(query.device),
+        num_warps=8 if tile > 64 else WARPS, **chained(query.device),
     )  # fmt: skip
     _join[(rows, heads)](
         work.parts, work.weights, inputs.packed, out, rows, heads,
         VALUE_SIZE=value_size, PADDED_VALUE_SIZE=triton.next_power_of_2(value_size), PARTS=parts,
-        FEWEST_KEYS=FEWEST_KEYS, num_warps=2 if parts < 32 else 4 if parts < 64 else 8,
-        **chained(query.device),
+        FEWEST_KEYS=FEWEST_KEYS, JOINED=JOINED, num_warps=JOIN_WARPS, **chained(query.device),
     )  # fmt: skip
     return out
 
@@ -106,7 +108,7 @@ def tree_attention(
 @triton.jit
 def _part_keys(context, PARTS: tl.constexpr, FEWEST_KEYS: tl.constexpr):
     """Keys of the context that each part takes; the last may have fewer."""
-    each = tl.cdiv(tl.cdiv(context, PARTS), 64) * 64
+    each = tl.cdiv(tl.cdiv(context, PARTS), FEWEST_KEYS) * FEWEST_KEYS
     return tl.maximum(each, FEWEST_KEYS)
 
 
@@ -166,15 +168,15 @@ def _attend(
     VALUE_SIZE: tl.constexpr, PADDED_VALUE_SIZE: tl.constexpr, PARTS: tl.constexpr,
     FEWEST_KEYS: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """One part of the context of one tile, for one key head."""
+    """One part of the context of one tile, for one key head; or its rows themselves."""
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     # Fields of `packed`, in the order of inputs.py, each [rows] int64.
     tile_rows = tl.load(packed + 8 * rows + tile)
     first = tl.load(packed + 7 * rows + tile)
     context = tl.load(packed + 4 * rows + first).to(tl.int32)
     each = _part_keys(context, PARTS, FEWEST_KEYS)
-    parts = tl.maximum(1, tl.cdiv(context, each))
-    if (tile_rows == 0) | (part >= parts):
+    parts = tl.cdiv(context, each)  # those of the context; the rows themselves come after them
+    if (tile_rows == 0) | (part > parts):
         return
     pair = tl.arange(0, TILE)
     row = first + pair // GROUP  # [TILE]
@@ -187,6 +189,10 @@ def _attend(
         oldest = tl.min(tl.where(real, position, 1 << 30), 0).to(tl.int32) - WINDOW + 1
         start = tl.maximum(start, oldest // KEYS * KEYS)
     inner, value_inner = tl.arange(0, PADDED_SIZE), tl.arange(0, PADDED_VALUE_SIZE)
+    segment = tl.load(packed + 5 * rows + first)
+    node = tl.arange(0, 64)
+    own = node < tl.where(part == parts, tl.load(packed + 9 * rows + first), 0)
+    own_slot = tl.load(packed + 2 * rows + segment + node, mask=own, other=0)
     # The context was written by passes before this one, so its first block need not wait.
     keys += kv_head * key_head
     values += kv_head * value_head
@@ -215,29 +221,25 @@ def _attend(
         v = _load_values(values, slot, place < end, value_inner, value_slot, VALUE_SIZE)
         seen = _in_window(position, place, WINDOW) & (place < end)[None, :]
         best, total, mixed = _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
-    if part == parts - 1:  # the rows of this pass
-        segment = tl.load(packed + 5 * rows + first)
+    if part == parts:
         ancestors = tl.load(packed + 6 * rows + row, mask=real, other=0)
-        node = tl.arange(0, 64)
-        inside = node < tl.load(packed + 9 * rows + first)
-        slot = tl.load(packed + 2 * rows + segment + node, mask=inside, other=0)
-        k = _load_keys(keys, slot, inside, inner, key_slot, SIZE)
-        v = _load_values(values, slot, inside, value_inner, value_slot, VALUE_SIZE)
-        where = tl.load(packed + rows + segment + node, mask=inside, other=0)
+        k = _load_keys(keys, own_slot, own, inner, key_slot, SIZE)
+        v = _load_values(values, own_slot, own, value_inner, value_slot, VALUE_SIZE)
+        where = tl.load(packed + rows + segment + node, mask=own, other=0)
         seen = ((ancestors[:, None] >> node[None, :].to(tl.int64)) & 1) != 0
-        seen = seen & inside[None, :] & _in_window(position, where, WINDOW)
+        seen = seen & own[None, :] & _in_window(position, where, WINDOW)
         best, total, mixed = _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
 
     if SINKS:  # one more score per head, with no value behind it
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
-        sink = tl.where(part == parts - 1, sink, float("-inf"))
+        sink = tl.where(part == parts, sink, float("-inf"))
         top = tl.maximum(best, sink)
         safe = tl.where(top == float("-inf"), 0.0, top)
         shrink = tl.exp(best - safe)
         total = total * shrink + tl.exp(sink - safe)
         mixed = mixed * shrink[:, None]
         best = top
-    at = (row * heads + head) * PARTS + part
+    at = (row * heads + head) * (PARTS + 1) + part
     seen_any = total > 0
     weight = best + tl.log(tl.where(seen_any, total, 1.0))  # -inf where nothing was seen
     tl.store(part_weight + at, weight, mask=real)
@@ -258,28 +260,33 @@ def _tanh(x):
 def _join(
     part_out, part_weight, packed, out, rows, heads,
     VALUE_SIZE: tl.constexpr, PADDED_VALUE_SIZE: tl.constexpr, PARTS: tl.constexpr,
-    FEWEST_KEYS: tl.constexpr, CHAINED: tl.constexpr,
+    FEWEST_KEYS: tl.constexpr, JOINED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """The parts of one row and head."""
     row, head = tl.program_id(0), tl.program_id(1)
     context = tl.load(packed + 4 * rows + row).to(tl.int32)
     visible = tl.load(packed + 6 * rows + row)  # a padding row does not even see itself
-    used = tl.maximum(1, tl.cdiv(context, _part_keys(context, PARTS, FEWEST_KEYS)))
-    part, inner = tl.arange(0, PARTS), tl.arange(0, PADDED_VALUE_SIZE)
-    at = (row * heads + head) * PARTS + part
-    here = part < tl.where(visible != 0, used, 0)
+    used = tl.cdiv(context, _part_keys(context, PARTS, FEWEST_KEYS)) + 1
+    used = tl.where(visible != 0, used, 0)
+    every, some = tl.arange(0, triton.next_power_of_2(PARTS + 1)), tl.arange(0, JOINED)
+    inner = tl.arange(0, PADDED_VALUE_SIZE)
+    here = (row * heads + head) * (PARTS + 1)
     if CHAINED:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    weight = tl.load(part_weight + at, mask=here, other=float("-inf"))
-    top = tl.max(weight, 0)
-    share = tl.exp(weight - tl.where(top == float("-inf"), 0.0, top))
-    share = share / tl.maximum(tl.sum(share, 0), 1e-30)
-    mixed = tl.load(
-        part_out + at[:, None] * VALUE_SIZE + inner[None, :],
-        mask=here[:, None] & (inner[None, :] < VALUE_SIZE),
-        other=0.0,
-    )
-    mean = tl.sum(mixed * share[:, None], 0)
+    weights = tl.load(part_weight + here + every, mask=every < used, other=float("-inf"))
+    top = tl.max(weights, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.maximum(tl.sum(tl.exp(weights - top), 0), 1e-30)
+    mean = tl.zeros([PADDED_VALUE_SIZE], tl.float32)
+    for first in range(0, used, JOINED):  # rarely more than once
+        part = first + some
+        weight = tl.load(part_weight + here + part, mask=part < used, other=float("-inf"))
+        mixed = tl.load(
+            part_out + (here + part)[:, None] * VALUE_SIZE + inner[None, :],
+            mask=(part < used)[:, None] & (inner[None, :] < VALUE_SIZE),
+            other=0.0,
+        )
+        mean += tl.sum(mixed * (tl.exp(weight - top) / total)[:, None], 0)
     to = out + (row * heads + head) * VALUE_SIZE + inner
     tl.store(to, mean.to(out.dtype.element_ty), mask=inner < VALUE_SIZE)
