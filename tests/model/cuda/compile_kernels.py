@@ -29,7 +29,7 @@ POINTERS = {
     "cuts": "*fp32", "counts": "*i32", "tops": "*fp32", "masses": "*fp64", "bounds": "*fp64",
     "scores": "*fp32", "weights": "*i64", "found": "*i32", "above": "*i64",
 }  # fmt: skip
-NUMBERS = ("rows", "outer", "heads", "table_stride")
+NUMBERS = ("rows", "outer", "heads", "most_parts", "table_stride")
 STRIDES = ("_row", "_head", "_slot")
 
 
@@ -79,9 +79,8 @@ def main() -> None:
             HEADS=12, KV_HEADS=2, SIZE=80, HALF=64, NORM=True, CHAINED=True,
         )  # fmt: skip
         compile_kernel(
-            tree_attention._join, dtype, {"num_warps": 8},
-            VALUE_SIZE=80, PADDED_VALUE_SIZE=128, PARTS=128, FEWEST_KEYS=64, JOINED=32,
-            CHAINED=True,
+            tree_attention._join, dtype, {"num_warps": 2},
+            VALUE_SIZE=80, FEWEST_KEYS=32, JOINED=64, SIZE=32, CHAINED=True,
         )  # fmt: skip
         for sums in (False, True):
             compile_kernel(
@@ -101,8 +100,8 @@ def main() -> None:
         compile_kernel(
             tree_attention._attend, dtype, {"num_warps": 8 if tile > 64 else 4},
             WINDOW=70 if sinks else 0, SOFTCAP=3.0 if sinks else 0.0, SINKS=sinks, GROUP=6,
-            SIZE=80, PADDED_SIZE=128, VALUE_SIZE=80, PADDED_VALUE_SIZE=128, PARTS=128,
-            FEWEST_KEYS=64, TILE=tile, KEYS=64, CHAINED=True,
+            SIZE=80, PADDED_SIZE=128, VALUE_SIZE=80, PADDED_VALUE_SIZE=128,
+            FEWEST_KEYS=32, TILE=tile, KEYS=32, CHAINED=True,
         )  # fmt: skip
     compile_kernel(
         choice._choose_best, "fp32", {"num_warps": 1}, CHUNKS=38, PADDED=64, CHAINED=True

@@ -19,13 +19,14 @@ from outrider.model.cuda.chain import chained
 from outrider.model.cuda.inputs import RowInputs
 from outrider.model.cuda.workspace import Workspace
 
-KEYS = 64  # per block of the context
-FEWEST_KEYS = 64  # per part: below that, joining costs more than it gains
+KEYS = 32  # per block of the context
+FEWEST_KEYS = 32  # per part: below that, joining costs more than it gains
 MOST_PARTS = 128
-MOST_PAIRS = 64  # (row, head) pairs of a tile: more of them leave no registers for the keys
+MOST_PAIRS = 32  # (row, head) pairs of a tile: more of them leave no registers for the keys
 PROGRAMS = 264  # parts are made until so many programs run: two for each of 132 multiprocessors
-JOINED = 32  # parts that are joined at once
-WARPS, JOIN_WARPS = 4, 4
+JOINED = 64  # parts that are joined at once
+JOINED_SIZE = 32  # elements of a value per program that joins: many small loads under way
+MANY_TEXTS = 8  # more of them fill the device, with fewer warps for each
 
 
 class Options(NamedTuple):
@@ -58,6 +59,12 @@ def _tile(rows: int, group: int, single: bool) -> int:
     return max(16, triton.next_power_of_2(max(wanted, group)))
 
 
+def _warps(rows: int, tile: int, single: bool) -> int:
+    if tile > 64:
+        return 8
+    return 2 if single and rows > MANY_TEXTS else 4
+
+
 def workspace_for(
     rows: int, single: bool, heads: int, kv_heads: int, value_size: int
 ) -> tuple[int, int]:
@@ -87,28 +94,28 @@ def tree_attention(
     _attend[(rows, kv_heads, parts + 1)](
         query, keys, values, inputs.packed, inputs.table, work.parts, work.weights,
         options.sinks if options.sinks is not None else query,
-        scale, rows, heads, inputs.table.stride(0),
+        scale, rows, heads, parts, inputs.table.stride(0),
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
         values.stride(0), values.stride(1),
         WINDOW=options.window or 0, SOFTCAP=options.softcap or 0.0,
         SINKS=options.sinks is not None, GROUP=group, SIZE=size,
         PADDED_SIZE=max(16, triton.next_power_of_2(size)), VALUE_SIZE=value_size,
-        PADDED_VALUE_SIZE=max(16, triton.next_power_of_2(value_size)), PARTS=parts,
+        PADDED_VALUE_SIZE=max(16, triton.next_power_of_2(value_size)),
         FEWEST_KEYS=FEWEST_KEYS, TILE=tile, KEYS=KEYS,
-        num_warps=8 if tile > 64 else WARPS, **chained(query.device),
+        num_warps=_warps(rows, tile, inputs.single), **chained(query.device),
     )  # fmt: skip
-    _join[(rows, heads)](
-        work.parts, work.weights, inputs.packed, out, rows, heads,
-        VALUE_SIZE=value_size, PADDED_VALUE_SIZE=triton.next_power_of_2(value_size), PARTS=parts,
-        FEWEST_KEYS=FEWEST_KEYS, JOINED=JOINED, num_warps=JOIN_WARPS, **chained(query.device),
+    _join[(rows, heads, triton.cdiv(value_size, JOINED_SIZE))](
+        work.parts, work.weights, inputs.packed, out, rows, heads, parts,
+        VALUE_SIZE=value_size, FEWEST_KEYS=FEWEST_KEYS, JOINED=JOINED, SIZE=JOINED_SIZE,
+        num_warps=2, **chained(query.device),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _part_keys(context, PARTS: tl.constexpr, FEWEST_KEYS: tl.constexpr):
+def _part_keys(context, most_parts, FEWEST_KEYS: tl.constexpr):
     """Keys of the context that each part takes; the last may have fewer."""
-    each = tl.cdiv(tl.cdiv(context, PARTS), FEWEST_KEYS) * FEWEST_KEYS
+    each = tl.cdiv(tl.cdiv(context, most_parts), FEWEST_KEYS) * FEWEST_KEYS
     return tl.maximum(each, FEWEST_KEYS)
 
 
@@ -158,14 +165,15 @@ def _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP: tl.constexpr):
     return top, total, mixed
 
 
-@triton.jit(do_not_specialize=["rows"])
+# Whatever differs from one size of a pass to the next is a plain number: compiled once for all.
+@triton.jit(do_not_specialize=["rows", "most_parts"])
 def _attend(
     query, keys, values, packed, table, part_out, part_weight, sinks,
-    scale, rows, heads, table_stride,
+    scale, rows, heads, most_parts, table_stride,
     query_row, query_head, key_slot, key_head, value_slot, value_head,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
-    VALUE_SIZE: tl.constexpr, PADDED_VALUE_SIZE: tl.constexpr, PARTS: tl.constexpr,
+    VALUE_SIZE: tl.constexpr, PADDED_VALUE_SIZE: tl.constexpr,
     FEWEST_KEYS: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One part of the context of one tile, for one key head; or its rows themselves."""
@@ -174,7 +182,7 @@ def _attend(
     tile_rows = tl.load(packed + 8 * rows + tile)
     first = tl.load(packed + 7 * rows + tile)
     context = tl.load(packed + 4 * rows + first).to(tl.int32)
-    each = _part_keys(context, PARTS, FEWEST_KEYS)
+    each = _part_keys(context, most_parts, FEWEST_KEYS)
     parts = tl.cdiv(context, each)  # those of the context; the rows themselves come after them
     if (tile_rows == 0) | (part > parts):
         return
@@ -223,12 +231,12 @@ def _attend(
         best, total, mixed = _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
     if part == parts:
         ancestors = tl.load(packed + 6 * rows + row, mask=real, other=0)
-        k = _load_keys(keys, own_slot, own, inner, key_slot, SIZE)
-        v = _load_values(values, own_slot, own, value_inner, value_slot, VALUE_SIZE)
+        own_k = _load_keys(keys, own_slot, own, inner, key_slot, SIZE)
+        own_v = _load_values(values, own_slot, own, value_inner, value_slot, VALUE_SIZE)
         where = tl.load(packed + rows + segment + node, mask=own, other=0)
-        seen = ((ancestors[:, None] >> node[None, :].to(tl.int64)) & 1) != 0
-        seen = seen & own[None, :] & _in_window(position, where, WINDOW)
-        best, total, mixed = _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
+        own_seen = ((ancestors[:, None] >> node[None, :].to(tl.int64)) & 1) != 0
+        own_seen = own_seen & own[None, :] & _in_window(position, where, WINDOW)
+        best, total, mixed = _fold(q, own_k, own_v, own_seen, scale, best, total, mixed, SOFTCAP)
 
     if SINKS:  # one more score per head, with no value behind it
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
@@ -239,7 +247,7 @@ def _attend(
         total = total * shrink + tl.exp(sink - safe)
         mixed = mixed * shrink[:, None]
         best = top
-    at = (row * heads + head) * (PARTS + 1) + part
+    at = (row * heads + head) * (most_parts + 1) + part
     seen_any = total > 0
     weight = best + tl.log(tl.where(seen_any, total, 1.0))  # -inf where nothing was seen
     tl.store(part_weight + at, weight, mask=real)
@@ -256,37 +264,40 @@ def _tanh(x):
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "most_parts"])
 def _join(
-    part_out, part_weight, packed, out, rows, heads,
-    VALUE_SIZE: tl.constexpr, PADDED_VALUE_SIZE: tl.constexpr, PARTS: tl.constexpr,
-    FEWEST_KEYS: tl.constexpr, JOINED: tl.constexpr, CHAINED: tl.constexpr,
+    part_out, part_weight, packed, out, rows, heads, most_parts,
+    VALUE_SIZE: tl.constexpr, FEWEST_KEYS: tl.constexpr, JOINED: tl.constexpr,
+    SIZE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """The parts of one row and head."""
+    """The parts of one row and head, for some elements of the value."""
     row, head = tl.program_id(0), tl.program_id(1)
     context = tl.load(packed + 4 * rows + row).to(tl.int32)
     visible = tl.load(packed + 6 * rows + row)  # a padding row does not even see itself
-    used = tl.cdiv(context, _part_keys(context, PARTS, FEWEST_KEYS)) + 1
+    used = tl.cdiv(context, _part_keys(context, most_parts, FEWEST_KEYS)) + 1
     used = tl.where(visible != 0, used, 0)
-    every, some = tl.arange(0, triton.next_power_of_2(PARTS + 1)), tl.arange(0, JOINED)
-    inner = tl.arange(0, PADDED_VALUE_SIZE)
-    here = (row * heads + head) * (PARTS + 1)
+    inner = tl.program_id(2) * SIZE + tl.arange(0, SIZE)
+    here = (row * heads + head) * (most_parts + 1)
     if CHAINED:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    weights = tl.load(part_weight + here + every, mask=every < used, other=float("-inf"))
-    top = tl.max(weights, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.maximum(tl.sum(tl.exp(weights - top), 0), 1e-30)
-    mean = tl.zeros([PADDED_VALUE_SIZE], tl.float32)
-    for first in range(0, used, JOINED):  # rarely more than once
-        part = first + some
+    best = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    mixed = tl.zeros([SIZE], tl.float32)
+    for first in range(0, used, JOINED):  # mostly once
+        part = first + tl.arange(0, JOINED)
         weight = tl.load(part_weight + here + part, mask=part < used, other=float("-inf"))
-        mixed = tl.load(
+        value = tl.load(
             part_out + (here + part)[:, None] * VALUE_SIZE + inner[None, :],
             mask=(part < used)[:, None] & (inner[None, :] < VALUE_SIZE),
             other=0.0,
         )
-        mean += tl.sum(mixed * (tl.exp(weight - top) / total)[:, None], 0)
+        top = tl.maximum(best, tl.max(weight, 0))
+        safe = tl.where(top == float("-inf"), 0.0, top)  # none of these saw anything
+        share, shrink = tl.exp(weight - safe), tl.exp(best - safe)
+        total = total * shrink + tl.sum(share, 0)
+        mixed = mixed * shrink + tl.sum(value * share[:, None], 0)
+        best = top
+    mean = mixed / tl.maximum(total, 1e-30)
     to = out + (row * heads + head) * VALUE_SIZE + inner
     tl.store(to, mean.to(out.dtype.element_ty), mask=inner < VALUE_SIZE)
