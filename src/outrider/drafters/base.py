@@ -97,6 +97,11 @@ class Drafter:
         """Rows of a model of its own that must be computed before it can draft for the request."""
         return 0
 
+    @property
+    def prepared(self) -> int:
+        """How many things calls have built for later ones, as graphs are: such calls take long."""
+        return 0
+
     def depth(self, nodes: int) -> int:
         """How deep a tree of so many nodes will be, about: a chain, unless a drafter says other.
         What a draft can gain, and what it costs where each level is a pass, goes by its depth."""

@@ -107,6 +107,11 @@ class DeviceLoop(ABC):
 
     # ---- the host's side ----
 
+    @property
+    def captured(self) -> int:
+        """Functions so far."""
+        return len(self._captured)
+
     def fits(self, request: Request, guesses: int) -> bool:
         """Whether the guesses for a request can be chosen here, and its text has room. Truncation
         is left out: the likeliest tokens, which are guessed, are those that it keeps."""

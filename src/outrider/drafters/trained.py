@@ -163,6 +163,10 @@ class TrainedDrafter(GrowingDrafter):
 
     # ---- the rest ----
 
+    @property
+    def prepared(self) -> int:
+        return 0 if self.loop is None else self.loop.captured
+
     def project(self, states: Tensor) -> Tensor:
         projected: Tensor = self.head.project(states.to(self.dtype))
         return projected

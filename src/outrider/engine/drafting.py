@@ -42,6 +42,7 @@ class Proposal(NamedTuple):
 
 
 NOBODY = Plan("none", (), 0)
+ROUTINE = 16  # rows at most that a drafter reads before a draft, once it follows a text
 
 
 class Drafting:
@@ -285,10 +286,14 @@ class Drafting:
             budget[r] if self._plans[r].length is not None else min(budget[r], drafter.longest)
             for r in batch
         ]
-        start = perf_counter()
+        routine = all(drafter.backlog(request) <= ROUTINE for request in batch)
+        prepared, start = drafter.prepared, perf_counter()
         trees = drafter.propose(batch, budgets)
         seconds = perf_counter() - start
-        self.policy.timings[drafter.name].learn(seconds, len(batch), drafter.depth(max(budgets)))
+        # Neither the reading of a whole text nor what is built once tells what the next one takes.
+        if routine and drafter.prepared == prepared:
+            depth = drafter.depth(max(budgets))
+            self.policy.timings[drafter.name].learn(seconds, len(batch), depth)
         if not drafter.light:
             self.model_seconds += seconds
         for request, tree, most in zip(batch, trees, budgets, strict=True):

@@ -151,6 +151,31 @@ def test_a_drafter_that_costs_time_is_asked_where_it_pays(
         assert outcome.speed_up >= 0.97
 
 
+class Starting(Costly):
+    """Its first calls read a text, or build something: they say nothing about the next ones."""
+
+    backlogs: ClassVar[list[int]] = [400, 0, 0, 3]
+    built: ClassVar[list[int]] = [1, 1, 2, 2]
+
+    def backlog(self, request: Request) -> int:
+        return self.backlogs[min(len(self.calls), 3)]
+
+    @property
+    def prepared(self) -> int:
+        return self.built[min(len(self.calls), 3)]
+
+
+def test_first_calls_do_not_tell_what_a_drafter_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("Kind", (Starting,), {"honesty": lambda request: 0.95, "calls": []})
+    replay = Replay([kind])
+    timing = replay.policy.timings["costly"]
+    learned_after: list[int] = []
+    monkeypatch.setattr(type(timing), "learn", lambda *args: learned_after.append(len(kind.calls)))
+    replay.run(1, 100)
+    # The first reads 400 tokens, and during the second something is built.
+    assert learned_after[0] == 3 and len(learned_after) == len(kind.calls) - 2 > 5
+
+
 class Bushy(Costly):
     """Eight nodes are two levels: four guesses at the next token, and four at the one after."""
 
