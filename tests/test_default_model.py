@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider import LLM, RequestOutput, SamplingParams
 from outrider.core.request import Request
+from outrider.heads.shipped import shipped_for
 from outrider.model.zoo import pull
 from outrider.sampling.counts import Counts
 from outrider.sampling.noise import Key, Purpose, noise, streams
@@ -118,13 +119,17 @@ def test_greedy_ids_equal_transformers_generate(target, reference, perturbed, pr
         out = reference.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)
         expected.append(out[0, len(prompt) :].tolist())
     perturbed_draft = {"model": str(perturbed), "num_speculative_tokens": 3}
-    for drafter in (None, "ngram", perturbed_draft):
+    shipped = {"model": shipped_for("smollm2-135m"), "num_speculative_tokens": 3}
+    for drafter in (None, "ngram", perturbed_draft, shipped):
         results = run(target, drafter, prompts, GREEDY)
         for prompt, result, ids in zip(prompts, results, expected, strict=True):
             assert_same(reference, prompt, GREEDY, result.outputs[0].token_ids, ids)
-    accepted = sum(result.speculation.accepted for result in results)
-    drafted = sum(result.speculation.drafted for result in results)
-    assert 0.1 < accepted / drafted < 0.9  # the drafter was really right and really wrong
+        accepted = sum(result.speculation.accepted for result in results)
+        drafted = sum(result.speculation.drafted for result in results)
+        if drafter is perturbed_draft:
+            assert 0.1 < accepted / drafted < 0.9  # it was really right and really wrong
+        if drafter is shipped:
+            assert 1 + accepted / drafted * 3 > 1.8  # tokens per pass: it has learned something
 
 
 def test_the_target_as_its_own_drafter_is_accepted_in_full(target, prompts):

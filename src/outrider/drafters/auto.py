@@ -6,6 +6,7 @@ from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.merging import merge
+from outrider.heads.shipped import shipped_for
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 from outrider.model.runner import Runner
@@ -14,7 +15,8 @@ MODEL_OPTIONS = ("model", "revision", "dtype", "quantization", "translation", "t
 
 
 class AutoDrafter(Drafter):
-    """The lookups, which cost nothing, and a draft model where one is named.
+    """The lookups, which cost nothing, and a drafter with weights: one that is named, or else one
+    that comes with the package for this target.
 
     The policy weighs the members' proposals one by one. With a fixed length there is no policy:
     then the members' trees are merged, and the likeliest nodes by their own word are proposed.
@@ -28,18 +30,21 @@ class AutoDrafter(Drafter):
         super().__init__(config, target)
         from outrider.drafters.registry import make_drafter  # which knows this module by name
 
-        self._members = [make_drafter(each, target) for each in self._configs()]
+        self._members = [make_drafter(each, target) for each in self._configs(target)]
         self.bytes_per_slot = sum(member.bytes_per_slot for member in self._members)
 
-    def _configs(self) -> list[DraftConfig]:
+    def _configs(self, target: LoadedModel) -> list[DraftConfig]:
         from outrider.drafters.registry import parse_config
 
         given = self.option("drafters")
         named = {
             name: self.config.options[name] for name in MODEL_OPTIONS if name in self.config.options
         }
+        shipped = shipped_for(target.name)
         if given is None:
             given = ["suffix", "documents"]
+            if shipped is not None and "model" not in named:
+                named["model"] = shipped
         if not isinstance(given, list) or not given:
             raise ConfigError(f"drafters={given!r} must be a list of names or configurations")
         if named:
