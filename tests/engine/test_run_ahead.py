@@ -7,6 +7,7 @@ that slots, ends, aborts and preemption are tested without one.
 import random
 from collections.abc import Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from outrider import verify
 from outrider.core.params import SamplingParams
 from outrider.core.tree import depths_of
 from outrider.engine.llm import LLM
-from outrider.engine.scheduler import WRITES_PER_READ
+from outrider.engine.scheduler import LONGEST_WAIT, WRITES_PER_READ
 from outrider.model.flight import Flight
 from outrider.model.runner import Runner
 from outrider.model.segment import Choosing, Segment
@@ -308,6 +309,33 @@ def test_prompts_are_read_apart_from_texts_being_written(
     assert len(reading) > 3
     between = [b - a for a, b in pairwise(reading)]
     assert WRITES_PER_READ + 1 in between
+
+
+@pytest.mark.parametrize(
+    ("writers", "prompts", "tokens", "wait"),
+    [
+        (4, 1, 100, WRITES_PER_READ),  # a quarter of the batch
+        (64, 4, 100, WRITES_PER_READ),
+        (64, 3, 100, LONGEST_WAIT),  # more of them would be as quickly read
+        (64, 1, 1500, WRITES_PER_READ),  # fills a pass
+    ],
+)
+def test_in_a_large_batch_short_prompts_gather(
+    models: Models, writers: int, prompts: int, tokens: int, wait: int
+) -> None:
+    scheduler = make_llm(models.target, max_num_seqs=128).engine.scheduler
+    scheduler.replayed_rows, scheduler.max_rows = 64, 2048
+
+    def sequence(pending: int) -> Any:
+        return SimpleNamespace(request=SimpleNamespace(pending=pending), ready=True)
+
+    scheduler.running = [sequence(1) for _ in range(writers)]
+    scheduler.waiting.extend(sequence(tokens) for _ in range(prompts))
+    waited = 0
+    while not scheduler.reads_next:
+        scheduler.wrote()
+        waited += 1
+    assert waited == wait
 
 
 def test_a_drafter_that_does_not_pay_is_not_waited_for_but_tried_now_and_then(

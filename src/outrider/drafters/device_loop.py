@@ -1,8 +1,9 @@
 """A whole chain of guesses without the host: on a GPU, the passes of a trained drafter.
 
-One copy brings the numbers of all texts to the device. Then a few captured functions are replayed:
-`read` what is new in the texts, make the `first` guess, and for each further one a `step`, which
-finds in fixed buffers what the one before has left there. One copy brings all guesses back.
+One copy brings the numbers of all texts to the device. Then two captured functions are replayed.
+One will `read` what is new in the texts. The other makes as many guesses as are wanted: it will
+`begin` with the first, and each `step` finds in fixed buffers what the one before has left there.
+One copy brings the guesses back.
 
 What is too much for that (other trees than chains, options that the kernel cannot choose by, long
 texts to catch up on) goes level by level, as on a CPU.
@@ -81,7 +82,7 @@ class DeviceLoop(ABC):
             self._full = torch.full(
                 (TEXTS[-1], shape.vocabulary), -torch.inf, **drafter.logits_like
             )
-        self._captured: dict[tuple[str, int], Callable[[], None]] = {}
+        self._captured: dict[tuple[int, ...], Callable[[], None]] = {}
 
     # ---- what is captured ----
 
@@ -127,44 +128,46 @@ class DeviceLoop(ABC):
     def _run(self, texts: list[Text]) -> list[Guesses]:
         rows = _bucket(ROWS, sum(len(text.rows) for text in texts))
         count = _bucket(TEXTS, len(texts))
-        steps = max(text.guesses for text in texts) - 1
-        read = self._get("read", rows)
-        begin = self._get("begin", count)
-        step = self._get("step", count) if steps else None
+        guesses = max(text.guesses for text in texts)
+        read = self._get(lambda: self._reading(rows), rows)
+        draft = self._get(lambda: self._drafting(count, guesses), count, guesses)
         size = self._fill(texts, rows, count)
         self._packed[:size].copy_(self._packed_here[:size], non_blocking=True)
         read()
-        begin()
-        for _ in range(steps):
-            assert step is not None
-            step()
-        found = (steps + 1) * 2 * count
+        draft()
+        found = guesses * 2 * count
         self._found_here[:found].copy_(self._found[:found], non_blocking=True)
         self._cuda.wait()
         guessed = self._found_here[:found].view(-1, 2, count).numpy()
         return [_guesses(guessed[: text.guesses, :, i]) for i, text in enumerate(texts)]
 
-    def _get(self, kind: str, size: int) -> Callable[[], None]:
-        key = (kind, size)
-        if key not in self._captured:
+    def _get(self, make: Callable[[], Callable[[], None]], *size: int) -> Callable[[], None]:
+        if size not in self._captured:
             self._packed.zero_()  # capturing runs it once: for no text, so that no slot is written
-            self._captured[key] = self._cuda(self._function(kind, size))
-        return self._captured[key]
+            self._captured[size] = self._cuda(make())
+        return self._captured[size]
 
-    def _function(self, kind: str, size: int) -> Callable[[], None]:
-        if kind == "read":
-            fields = self._packed[_TEXT_NUMBERS:][: _ROW_FIELDS * size]
-            rows = RowInputs(size, False, fields, self.table)
-            whole = self._slot_table.device_table.view(-1)
-            changes = self._packed[LOOP_FIELDS * TEXTS[-1] :][: 2 * UPDATES].view(2, UPDATES)
+    def _reading(self, size: int) -> Callable[[], None]:
+        fields = self._packed[_TEXT_NUMBERS:][: _ROW_FIELDS * size]
+        rows = RowInputs(size, False, fields, self.table)
+        whole = self._slot_table.device_table.view(-1)
+        changes = self._packed[LOOP_FIELDS * TEXTS[-1] :][: 2 * UPDATES].view(2, UPDATES)
 
-            def read() -> None:
-                whole.index_copy_(0, changes[0], changes[1].int())
-                self.read(rows, rows.field(FIELDS))
+        def read() -> None:
+            whole.index_copy_(0, changes[0], changes[1].int())
+            self.read(rows, rows.field(FIELDS))
 
-            return read
-        texts = RowInputs(size, True, self._packed[: LOOP_FIELDS * size], self.table)
-        return (lambda: self.begin(texts)) if kind == "begin" else (lambda: self.step(texts))
+        return read
+
+    def _drafting(self, count: int, guesses: int) -> Callable[[], None]:
+        texts = RowInputs(count, True, self._packed[: LOOP_FIELDS * count], self.table)
+
+        def draft() -> None:
+            self.begin(texts)
+            for _ in range(guesses - 1):
+                self.step(texts)
+
+        return draft
 
     def _fill(self, texts: list[Text], rows: int, count: int) -> int:
         """Write the numbers of all texts; how many there are, in all."""

@@ -46,7 +46,7 @@ class FeatureDrafter(TrainedDrafter):
     the draft only: once their tokens are accepted, they are made again from true features.
     """
 
-    longest = 4
+    longest = 8  # a GPU's guesses cost next to nothing, and good ones hold so deep
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)

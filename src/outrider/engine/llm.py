@@ -20,6 +20,7 @@ Prompt = str | list[int] | dict[str, Any]
 Messages = list[dict[str, str]]
 Params = SamplingParams | Sequence[SamplingParams] | None
 Shown = bool | Callable[[], None]  # a bar, or what is called for each request that is finished
+Inbox = deque[Delta]  # of requests that somebody waits for
 
 
 class LLM:
@@ -30,7 +31,7 @@ class LLM:
         self, model: str, speculative_config: str | dict[str, Any] | None = "auto", **options: Any
     ) -> None:
         self.engine = Engine(model, speculative_config, **options)
-        self._inbox: dict[str, deque[Delta]] = {}  # deltas of requests that somebody waits for
+        self._inboxes: dict[str, Inbox] = {}  # by request: of who waits for it
 
     @property
     def tokenizer(self) -> Any:
@@ -79,7 +80,8 @@ class LLM:
         self.engine.intake.check(prompt, params)  # fail here, not at the first delta
 
         def deltas() -> Generator[Delta]:
-            yield from self._run([self._add(prompt, params)])
+            inbox: Inbox = deque()
+            yield from self._run([self._add(prompt, params, inbox)], inbox)
 
         return deltas()
 
@@ -103,9 +105,9 @@ class LLM:
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def _add(self, prompt: Prompt, params: SamplingParams | None) -> str:
+    def _add(self, prompt: Prompt, params: SamplingParams | None, inbox: Inbox) -> str:
         request_id = self.engine.add(prompt, params)
-        self._inbox[request_id] = deque()
+        self._inboxes[request_id] = inbox
         return request_id
 
     def _complete(
@@ -115,10 +117,11 @@ class LLM:
         results: dict[int, RequestOutput] = {}
         errors: list[InvalidRequest] = []
         places: dict[str, int] = {}
+        inbox: Inbox = deque()
         each = _params_for(len(batch), params)
         for place, (item, sampling) in enumerate(zip(batch, each, strict=True)):
             try:
-                places[self._add(prompt_of(item), sampling)] = place
+                places[self._add(prompt_of(item), sampling, inbox)] = place
             except InvalidRequest as error:
                 errors.append(error)
                 results[place] = _refused(str(error))
@@ -130,35 +133,39 @@ class LLM:
         for refusal in errors:
             warnings.warn(f"a request was refused: {refusal}", stacklevel=3)
         with progress_bar(len(places), "generating", shown=use_tqdm) as finished_one:
-            for delta in self._run(list(places)):
+            for delta in self._run(list(places), inbox):
                 if delta.result is not None:
                     results[places[delta.request_id]] = delta.result
                     finished_one()
         aborted = _refused("the request was aborted")
         return [results.get(place, aborted) for place in range(len(batch))]
 
-    def _run(self, request_ids: list[str]) -> Iterator[Delta]:
+    def _run(self, request_ids: list[str], inbox: Inbox) -> Iterator[Delta]:
         """Step until these requests are finished. Several of these may run in turns: a delta of
-        another's request waits in its inbox."""
-        open_ids = dict.fromkeys(request_ids)  # in their order
+        another's request goes to its inbox."""
+        open_ids = set(request_ids)
         try:
             while open_ids:
-                if not any(self._inbox[i] for i in open_ids):
+                if not inbox:
                     for delta in self.engine.step():
-                        if delta.request_id in self._inbox:  # else somebody drives the engine, too
-                            self._inbox[delta.request_id].append(delta)
-                for request_id in list(open_ids):
-                    while self._inbox[request_id]:
-                        yield self._inbox[request_id].popleft()
-                    if request_id not in self.engine.jobs:  # finished, or aborted by somebody
-                        del open_ids[request_id]
+                        if (
+                            delta.request_id in self._inboxes
+                        ):  # else somebody drives the engine, too
+                            self._inboxes[delta.request_id].append(delta)
+                if not inbox:  # one that somebody has aborted says no more
+                    open_ids.intersection_update(self.engine.jobs)
+                while inbox:
+                    delta = inbox.popleft()
+                    if delta.result is not None:
+                        open_ids.discard(delta.request_id)
+                    yield delta
         finally:
             self._forget(request_ids)
 
     def _forget(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self.engine.abort(request_id)
-            self._inbox.pop(request_id, None)
+            self._inboxes.pop(request_id, None)
 
 
 def _as_list(prompts: Any) -> list[Any]:

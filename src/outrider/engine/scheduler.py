@@ -12,6 +12,8 @@ from outrider.model.kv import KVCache
 
 SMALLEST_PASS = 16  # rows
 WRITES_PER_READ = 4  # passes over text being written, before one over prompts has its turn
+GATHERED = 1 / 16  # of the texts being written: so many prompts are read then; fewer wait for more
+LONGEST_WAIT = 16  # passes
 
 
 @dataclass
@@ -60,9 +62,15 @@ class Scheduler:
     @property
     def reads_next(self) -> bool:
         """Whether the next pass reads prompts."""
-        if not self._prompts():
+        prompts = self._prompts()
+        if not prompts:
             return False
-        return not self._takes_turns() or self._written >= WRITES_PER_READ
+        if not self._takes_turns() or self._written >= LONGEST_WAIT:
+            return True
+        # A pass over a few short prompts costs hardly more than one over a single one.
+        gathered = len(prompts) >= GATHERED * len(self.writers)
+        gathered = gathered or sum(s.request.pending for s in prompts) >= self.max_rows / 2
+        return gathered and self._written >= WRITES_PER_READ
 
     def _prompts(self) -> list[Sequence]:
         """Whose turn to be read it is: those half read, and those who need not wait for another
