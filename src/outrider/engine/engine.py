@@ -260,7 +260,8 @@ class Engine:
         """One tree per item; empty where nothing was granted."""
         drafting = [item for item in work if item.budget]
         before = self.drafting.model_seconds
-        trees = {id(item): TokenTree.empty() for item in work}
+        nothing = TokenTree.empty()
+        trees: dict[int, TokenTree] = {}
         if drafting:
             proposed = self.drafting.propose(
                 [item.sequence.request for item in drafting],
@@ -269,10 +270,10 @@ class Engine:
                 self.scheduler.room(work),
                 late,
             )
-            trees |= {id(item): tree for item, tree in zip(drafting, proposed, strict=True)}
+            trees = {id(item): tree for item, tree in zip(drafting, proposed, strict=True)}
             self.seconds["draft_model"] = self.drafting.model_seconds
         self._modelled = self.drafting.model_seconds - before
-        return [trees[id(item)] for item in work]
+        return [trees.get(id(item), nothing) for item in work]
 
     @phase("forward")
     def _launch(self, work: list[Work], trees: list[TokenTree]) -> Launched:

@@ -136,7 +136,7 @@ class Sequence:
             token_ids=self.request.output_ids[tokens:],
             from_draft=self.from_draft[tokens:],
             finish_reason=self.finish_reason,
-            result=self.job.output() if self.job.told else None,
+            result=self.job.output() if self.told_end and self.job.told else None,
         )
 
 

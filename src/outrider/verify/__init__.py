@@ -95,12 +95,14 @@ def _spans(trees: Sequence[TokenTree]) -> list[tuple[int, int]]:
 def _coupled(
     tree: TokenTree, request: Request, choices: list[int], rows: list[Row] | None = None
 ) -> Verdict:
-    # Most rows of a large batch have no tree.
-    verdict = walk(tree, choices) if tree.tokens else Verdict([], choices[0])
-    if verdict.next_token == NO_TOKEN:
+    kept: list[int] = []
+    token = choices[0]
+    if tree.tokens:  # most rows of a large batch have none
+        kept, token, _ = walk(tree, choices)
+    if token == NO_TOKEN:
         rows = rows or tree_rows([tree], [request])
-        raise rows[verdict.kept[-1] + 1 if verdict.kept else 0].failure()
-    return verdict._replace(choices=choices)
+        raise rows[kept[-1] + 1 if kept else 0].failure()
+    return Verdict(kept, token, choices)
 
 
 def _traversal(
