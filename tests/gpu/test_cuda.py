@@ -142,7 +142,8 @@ def test_texts_end_and_leave_while_the_next_pass_is_under_way(target):
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_quantised_targets_run_in_graphs(kind, tmp_path):
     pytest.importorskip("torchao")
-    folder = make_tiny("llama", tmp_path, hidden_size=64, intermediate_size=128)
+    # int4 weights are stored in tiles of 1,024 inputs: a smaller layer would grow.
+    folder = make_tiny("llama", tmp_path, hidden_size=1024, intermediate_size=1024)
     make_tokenizer(folder)
     options = {"device": "cuda", "dtype": "bfloat16", "quantization": kind}
     llm = LLM(str(folder), None, **options)

@@ -29,7 +29,7 @@ def train_command(
         int | None,
         typer.Option(min=2, help="How many texts the target writes.", show_default=BY_SIZE),
     ] = None,
-    longest: Annotated[int, typer.Option(min=8, help="Tokens of a text at most.")] = 512,
+    longest: Annotated[int, typer.Option(min=8, help="Tokens of a text at most.")] = 768,
     temperature: Annotated[float, typer.Option(min=0, help="At which it answers.")] = 0.7,
     steps: Annotated[int | None, typer.Option(min=1, help="Lessons.", show_default=BY_SIZE)] = None,
     texts_per_step: Annotated[
