@@ -55,6 +55,15 @@ def test_a_step_that_breaks_after_the_last_token_leaves_no_request(
     assert len(llm.generate("a", SHORT, use_tqdm=False)[0].outputs[0].token_ids) == 4
 
 
+def test_a_request_that_somebody_else_aborts_is_not_waited_for(llm: LLM) -> None:
+    stream = llm.stream("abc", SamplingParams(max_tokens=50, ignore_eos=True))
+    other = llm.stream("abc", SHORT)
+    llm.engine.abort(next(stream).request_id)
+    assert list(stream) == []
+    assert sum(len(delta.token_ids) for delta in other) == 4
+    assert llm.engine.idle
+
+
 def test_only_the_last_delta_of_a_request_carries_the_result(llm: LLM) -> None:
     params = SamplingParams(n=3, seed=1, max_tokens=4, ignore_eos=True)
     deltas = list(llm.stream("abc", params))

@@ -6,6 +6,7 @@ from tests.model.cuda.passes import DEVICE, make_inputs, make_segments, randn
 from torch import Tensor
 
 from outrider.model.attention import LayerKV, _attend
+from outrider.model.cuda import tree_attention as module
 from outrider.model.cuda.tree_attention import Options, tree_attention, workspace_for
 from outrider.model.cuda.workspace import Workspace
 from outrider.model.segment import Segment, group_segments
@@ -68,6 +69,13 @@ def test_it_is_the_plain_attention(shapes: list[tuple[int, int]]) -> None:
     rows = sum(1 + nodes for _, nodes in shapes)
     check(shapes, rows)
     check(shapes, rows + 3)  # with padding
+
+
+def test_many_parts_are_joined_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first of them saw nothing, as a window has it."""
+    monkeypatch.setattr(module, "JOINED", 2)
+    for options in (Options(), Options(window=20)):
+        check([(256, 12), (3, 0)], 14, options=options)
 
 
 def test_sixty_four_rows_of_one_text() -> None:
