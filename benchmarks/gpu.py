@@ -165,15 +165,20 @@ def tell(found: dict[str, Any], arguments: argparse.Namespace) -> None:
         arguments.out.write_text(text)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def parser_of(about: str) -> argparse.ArgumentParser:
+    """Of what all benchmarks on a GPU are told; `about`: a script's own words."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
     parser.add_argument("--model", required=True, help="folder, .gguf file or hub id")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL: category, turns")
     parser.add_argument("--per-category", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write the figures here, too")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = parser_of(__doc__).parse_args()
     prompts = load_prompts(arguments.prompts, arguments.per_category)
     found = measure(arguments.model, prompts, arguments.tokens, arguments.repeats)
     tell(found, arguments)

@@ -7,12 +7,10 @@ By category of prompt: tokens per checked draft with chains of fixed length, and
 of `auto` with the drafter, batch 1; then eight requests at a time. Greedy, medians of repeats.
 """
 
-import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from gpu import PROMPTS, load_prompts, median_speed, tell
+from gpu import load_prompts, median_speed, parser_of, tell
 
 from outrider import LLM, SamplingParams
 from outrider.core.outputs import Speculation
@@ -73,14 +71,8 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", required=True, help="folder, .gguf file or hub id")
+    parser = parser_of(__doc__)
     parser.add_argument("--drafter", required=True, help="folder that `outrider train` wrote")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL: category, turns")
-    parser.add_argument("--per-category", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="write the figures here, too")
     arguments = parser.parse_args()
     prompts = load_prompts(arguments.prompts, arguments.per_category)
     found = measure(

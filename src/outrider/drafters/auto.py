@@ -40,10 +40,9 @@ class AutoDrafter(Drafter):
         named = {
             name: self.config.options[name] for name in MODEL_OPTIONS if name in self.config.options
         }
-        shipped = shipped_for(target.name)
         if given is None:
             given = ["suffix", "documents"]
-            if shipped is not None and "model" not in named:
+            if "model" not in named and (shipped := shipped_for(target.name)):
                 named["model"] = shipped
         if not isinstance(given, list) or not given:
             raise ConfigError(f"drafters={given!r} must be a list of names or configurations")

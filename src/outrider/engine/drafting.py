@@ -286,7 +286,7 @@ class Drafting:
             budget[r] if self._plans[r].length is not None else min(budget[r], drafter.longest)
             for r in batch
         ]
-        routine = all(drafter.backlog(request) <= ROUTINE for request in batch)
+        routine = drafter.light or all(drafter.backlog(request) <= ROUTINE for request in batch)
         prepared, start = drafter.prepared, perf_counter()
         trees = drafter.propose(batch, budgets)
         seconds = perf_counter() - start

@@ -62,30 +62,28 @@ class Scheduler:
     @property
     def reads_next(self) -> bool:
         """Whether the next pass reads prompts."""
-        prompts = self._prompts()
+        prompts, writers = self._prompts(), len(self.writers)
         if not prompts:
             return False
-        if not self._takes_turns() or self._written >= LONGEST_WAIT:
+        if not self._takes_turns(prompts, writers) or self._written >= LONGEST_WAIT:
             return True
         # A pass over a few short prompts costs hardly more than one over a single one.
-        gathered = len(prompts) >= GATHERED * len(self.writers)
-        gathered = gathered or sum(s.request.pending for s in prompts) >= self.max_rows / 2
+        gathered = len(prompts) >= GATHERED * writers or sum(prompts) >= self.max_rows / 2
         return gathered and self._written >= WRITES_PER_READ
 
-    def _prompts(self) -> list[Sequence]:
-        """Whose turn to be read it is: those half read, and those who need not wait for another
-        to end."""
+    def _prompts(self) -> list[int]:
+        """Tokens of those whose turn to be read it is: the half read, and those who need not wait
+        for another to end."""
         seats = max(0, self.max_sequences - len(self.running))
-        return self._half_read() + [s for s in islice(self.waiting, seats) if s.ready]
+        prompts = self._half_read() + [s for s in islice(self.waiting, seats) if s.ready]
+        return [sequence.request.pending for sequence in prompts]
 
     def _half_read(self) -> list[Sequence]:
         return [sequence for sequence in self.running if sequence.request.pending > 1]
 
-    def _takes_turns(self) -> bool:
+    def _takes_turns(self, prompts: list[int], writers: int) -> bool:
         """Whether prompts are read apart from the texts being written: where a pass over both would
         be no captured graph any more, and so much dearer for all."""
-        writers = len(self.writers)
-        prompts = [sequence.request.pending for sequence in self._prompts()]
         if not writers or not self.replayed_rows:
             return False
         return writers + sum(prompts) > self.replayed_rows or max(prompts) > TREE_BITS
@@ -113,7 +111,7 @@ class Scheduler:
         self._preempted.clear()
         writers, reads = self.writers, self.reads_next
         half_read = self._half_read()
-        alone = reads and self._takes_turns()
+        alone = reads and self._takes_turns(self._prompts(), len(writers))
         if not alone:
             self._continue_all(writers, work)
         if reads:
