@@ -74,7 +74,7 @@ def make_looped(target: str, config: dict[str, Any], fused: bool = False, **opti
         TrainedDrafter.may_loop = allowed  # type: ignore[method-assign]
         TrainedDrafter.bind = checked  # type: ignore[method-assign]
     engine = llm.engine
-    drafter: Any = engine.drafter
+    drafter: Any = engine.drafter.members[-1]
     table = SlotTable(engine.config.max_num_seqs, engine.max_model_len, torch.device("cpu"))
     for parameter in drafter.head.parameters():  # on a CPU, laid out for its own products
         parameter.data = parameter.data.contiguous()

@@ -92,7 +92,7 @@ def test_a_chain_takes_no_more_steps_than_it_has_guesses(
     use_plain_kernels(monkeypatch)
     llm = make_looped(models.target, {"model": heads["eagle3"], "num_speculative_tokens": 5})
     run(llm, asked(1, 3))
-    cuda = drafter_of(llm).loop._cuda
+    cuda = drafter_of(llm).loop.cuda
     # Two tokens are left after the prompt's, so one is guessed: to read, to guess.
     assert (cuda.captured, cuda.replays) == (2, 2)
 
@@ -137,7 +137,7 @@ def test_the_bytes_declared_are_enough(models: Models, heads: Heads, kind: str) 
     if kind == "eagle3":
         large += [loop._fused._cos, loop._fused._sin]
     held = sum(tensor.nbytes for tensor in large)
-    longest, outputs = loop._slot_table.longest, len(drafter.ids)
+    longest, outputs = loop.slot_table.longest, len(drafter.ids)
     declared = device_loop.bytes_of_loop(drafter.loop_shape, outputs, longest, 4)
     moment = 4 * outputs * loop_text.TEXTS[-1]  # logits of the largest step
     assert held + moment <= declared <= held + 3 * moment

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -14,6 +14,9 @@ from outrider.model.features import Features, Tap
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 from outrider.model.runner import Runner
+
+if TYPE_CHECKING:
+    from outrider.drafters.following import Following
 
 Verification = Literal["coupled", "traversal"]
 
@@ -101,6 +104,13 @@ class Drafter:
     def prepared(self) -> int:
         """How many things calls have built for later ones, as graphs are: such calls take long."""
         return 0
+
+    # Drafts that begin on the device as soon as the pass has checked the last ones, where the
+    # drafter can do that; there once it is bound.
+    following: "Following | None" = None
+
+    def followed(self, request: Request, start: int) -> None:
+        """Such a draft has begun, and has read what of the text is new: from token `start` on."""
 
     def depth(self, nodes: int) -> int:
         """How deep a tree of so many nodes will be, about: a chain, unless a drafter says other.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.request import Request
-from outrider.drafters.loop_text import MOST_GUESSES, ROWS, TEXTS, Guesses, Shape, Text
+from outrider.drafters.loop_text import MOST_GUESSES, ROWS, TEXTS, Guesses, Shape, Text, bucket
 from outrider.model.cuda.capture import Capture
 from outrider.model.cuda.guess import DEPTH, LAST, LIMIT, LOOP_FIELDS
 from outrider.model.cuda.guess import guess as guess_and_move_on
@@ -67,7 +67,7 @@ class DeviceLoop(ABC):
 
     def __init__(self, drafter: "TrainedDrafter", table: SlotTable, cuda: Capture) -> None:
         shape, device = drafter.loop_shape, table.device_table.device
-        self._slot_table, self._cuda = table, cuda
+        self.slot_table, self.cuda = table, cuda
         self._group = shape.heads // shape.kv_heads
         self.table = table.device_table[:, self.first :]
         self.work = Workspace.of(*_workspace_sizes(shape), device)
@@ -103,8 +103,26 @@ class DeviceLoop(ABC):
         count = texts.rows
         if self._ids is not None:  # tokens that it does not know stay at -inf
             logits = self._full[:count].index_copy_(1, self._ids, logits)
-        found = self._found[: MOST_GUESSES * 2 * count].view(MOST_GUESSES, 2, count)
-        guess_and_move_on(logits, texts, self.work, found, sure)
+        guess_and_move_on(logits, texts, self.work, self.found(count), sure)
+
+    # ---- the buffers that captured functions share ----
+
+    def texts(self, count: int) -> RowInputs:
+        """The fields of so many texts."""
+        return RowInputs(count, True, self._packed[: LOOP_FIELDS * count], self.table)
+
+    def rows(self, size: int) -> RowInputs:
+        """The fields of so many rows that are read; one more, FIELDS, names the feature's slot."""
+        fields = self._packed[_TEXT_NUMBERS:][: _ROW_FIELDS * size]
+        return RowInputs(size, False, fields, self.table)
+
+    def found(self, count: int) -> Tensor:
+        """[guesses, 2, texts] float64, as guess.py writes it."""
+        return self._found[: MOST_GUESSES * 2 * count].view(MOST_GUESSES, 2, count)
+
+    def tile(self, rows: int) -> int:
+        """Rows of one text that the attention of the reading takes at once."""
+        return rows_per_tile(rows, self._group, False)
 
     # ---- the host's side ----
 
@@ -116,41 +134,43 @@ class DeviceLoop(ABC):
     def fits(self, request: Request, guesses: int) -> bool:
         """Whether the guesses for a request can be chosen here, and its text has room. Truncation
         is left out: the likeliest tokens, which are guessed, are those that it keeps."""
-        longest = self._slot_table.longest
+        longest = self.slot_table.longest
         enough = guesses <= MOST_GUESSES and len(request.tokens) + guesses <= longest
         return enough and unadjusted(request)
 
     def __call__(self, texts: list[Text]) -> list[Guesses]:
         """For at most as many texts and rows as loop_text.py says."""
-        with self._cuda.active():
+        with self.cuda.active():
             return self._run(texts)
 
     def _run(self, texts: list[Text]) -> list[Guesses]:
-        rows = _bucket(ROWS, sum(len(text.rows) for text in texts))
-        count = _bucket(TEXTS, len(texts))
+        rows = bucket(ROWS, sum(len(text.rows) for text in texts))
+        count = bucket(TEXTS, len(texts))
         guesses = max(text.guesses for text in texts)
-        read = self._get(lambda: self._reading(rows), rows)
-        draft = self._get(lambda: self._drafting(count, guesses), count, guesses)
+        read = self.captured_for(lambda: self._reading(rows), rows)
+        draft = self.captured_for(lambda: self._drafting(count, guesses), count, guesses)
         size = self._fill(texts, rows, count)
         self._packed[:size].copy_(self._packed_here[:size], non_blocking=True)
         read()
         draft()
         found = guesses * 2 * count
         self._found_here[:found].copy_(self._found[:found], non_blocking=True)
-        self._cuda.wait()
+        self.cuda.wait()
         guessed = self._found_here[:found].view(-1, 2, count).numpy()
-        return [_guesses(guessed[: text.guesses, :, i]) for i, text in enumerate(texts)]
+        return [guesses_in(guessed[: text.guesses, :, i]) for i, text in enumerate(texts)]
 
-    def _get(self, make: Callable[[], Callable[[], None]], *size: int) -> Callable[[], None]:
+    def captured_for(
+        self, make: Callable[[], Callable[[], None]], *size: int
+    ) -> Callable[[], None]:
+        """What `make` gives, as one launch; made once for each size."""
         if size not in self._captured:
             self._packed.zero_()  # capturing runs it once: for no text, so that no slot is written
-            self._captured[size] = self._cuda(make())
+            self._captured[size] = self.cuda(make())
         return self._captured[size]
 
     def _reading(self, size: int) -> Callable[[], None]:
-        fields = self._packed[_TEXT_NUMBERS:][: _ROW_FIELDS * size]
-        rows = RowInputs(size, False, fields, self.table)
-        whole = self._slot_table.device_table.view(-1)
+        rows = self.rows(size)
+        whole = self.slot_table.device_table.view(-1)
         changes = self._packed[LOOP_FIELDS * TEXTS[-1] :][: 2 * UPDATES].view(2, UPDATES)
 
         def read() -> None:
@@ -160,14 +180,12 @@ class DeviceLoop(ABC):
         return read
 
     def _drafting(self, count: int, guesses: int) -> Callable[[], None]:
-        texts = RowInputs(count, True, self._packed[: LOOP_FIELDS * count], self.table)
+        return lambda: self.draft(self.texts(count), guesses)
 
-        def draft() -> None:
-            self.begin(texts)
-            for _ in range(guesses - 1):
-                self.step(texts)
-
-        return draft
+    def draft(self, texts: RowInputs, guesses: int) -> None:
+        self.begin(texts)
+        for _ in range(guesses - 1):
+            self.step(texts)
 
     def _fill(self, texts: list[Text], rows: int, count: int) -> int:
         """Write the numbers of all texts; how many there are, in all."""
@@ -179,8 +197,7 @@ class DeviceLoop(ABC):
         self._fill_texts(fields[:, : len(texts)], texts, lines)
         own = packed[_TEXT_NUMBERS:]
         segments = [text.rows for text in texts]
-        tile = rows_per_tile(rows, self._group, False)
-        fill(own, rows, segments, lines, tile)
+        fill(own, rows, segments, lines, self.tile(rows))
         features = [slot for text in texts for slot in text.features]
         own[FIELDS * rows :] = 0
         own[FIELDS * rows :][: len(features)] = features
@@ -188,7 +205,7 @@ class DeviceLoop(ABC):
 
     def _update_table(self, texts: list[Text], changes: np.ndarray) -> list[int]:
         """Each text's line; changes [2 * UPDATES]."""
-        table = self._slot_table
+        table = self.slot_table
         wanted = [Segment([], [], array("q"), text.slots, 0, text.request) for text in texts]
         lines = table.lines_for(wanted)
         places, slots = table.changes(wanted, lines)
@@ -219,15 +236,11 @@ class DeviceLoop(ABC):
         fields[LAST] = np.cumsum([len(text.rows) for text in texts]) - 1
 
 
-def _guesses(found: np.ndarray) -> Guesses:
+def guesses_in(found: np.ndarray) -> Guesses:
     """found [guesses, 2]; where no token was possible, the chain ends."""
     tokens = found[:, 0].astype(np.int64).tolist()
     end = tokens.index(-1) if -1 in tokens else len(tokens)
     return Guesses(tokens[:end], found[:end, 1].tolist())
-
-
-def _bucket(sizes: tuple[int, ...], size: int) -> int:
-    return next(bucket for bucket in sizes if bucket >= size)
 
 
 def bytes_of_loop(shape: Shape, outputs: int, longest: int, element: int) -> int:

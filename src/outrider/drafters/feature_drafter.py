@@ -137,6 +137,17 @@ class FeatureDrafter(TrainedDrafter):
 
         return RecurrentLoop(self, table, cuda)
 
+    def bind(self, kv: KVCache) -> None:
+        super().bind(kv)
+        graphs = self.target_runner.graphs
+        if self.loop is not None and graphs is not None:
+            from outrider.drafters.following import Following
+
+            self.following = Following(self.loop, graphs)
+
+    def followed(self, request: Request, start: int) -> None:
+        self.entries.write(request.slots[start:] + request.reserved[:1])
+
     def texts(self, requests: list[Request], guesses: list[int]) -> list[Text]:
         starts = [self.entries.valid(request, first=1) for request in requests]
         new = [len(r.tokens) - start for r, start in zip(requests, starts, strict=True)]

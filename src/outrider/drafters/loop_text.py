@@ -38,6 +38,11 @@ class Shape(NamedTuple):
     widest: int = 0  # product of its layers, where their kernels are fused
 
 
+def bucket(sizes: tuple[int, ...], size: int) -> int:
+    """The smallest that is large enough."""
+    return next(each for each in sizes if each >= size)
+
+
 def can_read(rows: list[int]) -> bool:
     """Whether the loop itself can read so many rows of each text."""
     return sum(rows) <= ROWS[-1] and max(rows) <= ROWS_OF_A_TEXT

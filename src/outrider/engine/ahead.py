@@ -2,11 +2,15 @@
 
 from time import perf_counter
 
+from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.drafters.base import Drafter
+from outrider.drafters.loop_text import Guesses
 from outrider.engine.drafting import Drafting
 from outrider.engine.launched import Launched, segment_ahead
 from outrider.engine.scheduler import Scheduler, Work
 from outrider.engine.sequence import Sequence
+from outrider.engine.stopwatch import plain_pass
 from outrider.model.kv import KVCache
 from outrider.model.runner import Runner
 from outrider.verify import Method, pass_can_choose
@@ -25,15 +29,49 @@ class RunAhead:
         self.method = method
 
     def __call__(self, launched: Launched) -> Launched | None:
-        """Start the pass after one that drafts nothing, where it can only be one row for each of
-        the same texts. A text that turns out to have ended is dropped from it later."""
+        """Start the pass after this one, where it can only be one over the same texts: after one
+        without drafts a row for each, after one that checks chains of a drafter which goes on by
+        itself another of that shape. A text that turns out to have ended is dropped from it
+        later."""
         work = launched.work
         if launched.flight.landed is None or self.scheduler.reads_next:
             return None
         if len(work) < len(self.scheduler.writers):
             return None
-        if not all(self._goes_on(item) for item in work) or not self._reserve(work):
+        if not all(map(self._goes_on, work, launched.trees)):
             return None
+        if any(map(len, launched.trees)):
+            return self._follow(launched)
+        if not all(self.drafting.can_wait(item.sequence.request) for item in work):
+            return None
+        return self._write_on(launched) if self._reserve(launched) else None
+
+    def _goes_on(self, item: Work, tree: TokenTree) -> bool:
+        """Whether the text's next tokens come from the pass alone, and are not its last."""
+        request = item.sequence.request
+        return (
+            item.completes
+            and item.rows == 1
+            and item.sequence.remaining > 1 + len(tree)
+            and request.params.logprobs is None
+            and pass_can_choose(request, self.method)
+        )
+
+    def _reserve(self, launched: Launched) -> bool:
+        """Slots for the next pass, behind those of the one under way, as many of each text; or
+        none at all: then somebody must be preempted, which is the scheduler's to decide."""
+        wanted = launched.slots
+        for request, count in wanted.items():
+            self.kv.trim(request, count)  # what was set aside and not drafted
+        if all(self.kv.reserve(request, count) for request, count in wanted.items()):
+            return True
+        for request, count in wanted.items():
+            self.kv.trim(request, count)
+        return False
+
+    def _write_on(self, launched: Launched) -> Launched:
+        """Without drafts."""
+        work = launched.work
         rows = launched.rows or range(len(work))
         segments = [segment_ahead(item, row) for item, row in zip(work, rows, strict=True)]
         flight = self.runner.launch(segments)
@@ -41,29 +79,43 @@ class RunAhead:
         items = [Work(item.sequence, 1, self._nodes(item.sequence)) for item in work]
         return Launched(items, [TokenTree.empty()] * len(items), flight, perf_counter())
 
-    def _reserve(self, work: list[Work]) -> bool:
-        """A slot for the next token of each, behind those of the pass under way; or none at all:
-        then somebody must be preempted, which is the scheduler's to decide."""
-        for item in work:
-            self.kv.trim(item.sequence.request, item.rows)  # nothing was drafted
-        if all(self.kv.reserve(item.sequence.request, 1) for item in work):
-            return True
-        for item in work:
-            self.kv.trim(item.sequence.request, item.rows)
-        return False
-
-    def _goes_on(self, item: Work) -> bool:
-        """Whether the text's next token comes from the pass alone, and is not its last."""
-        request = item.sequence.request
-        return (
-            item.completes
-            and item.rows == 1
-            and item.sequence.remaining > 1
-            and request.params.logprobs is None
-            and self.drafting.can_wait(request)
-            and pass_can_choose(request, self.method)
-        )
-
     def _nodes(self, sequence: Sequence) -> int:
         """What might be drafted for a text, one token from now."""
         return max(0, min(self.drafting.most(sequence.request), sequence.remaining - 2))
+
+    def _follow(self, launched: Launched) -> Launched | None:
+        """With drafts that are made on the device, after what this pass will have chosen."""
+        work, trees = launched.work, launched.trees
+        requests = [item.sequence.request for item in work]
+        leader = None
+        if launched.rows is None:  # it still has the shape that the device knows
+            leader = self.drafting.leader(requests, trees, plain_pass(work))
+        if leader is None or leader.following is None or not self._reserve(launched):
+            return None
+        start = perf_counter()
+        slots = [r.reserved[1 + len(tree) :] for r, tree in zip(requests, trees, strict=True)]
+        graphs = self.runner.graphs
+        assert graphs is not None
+        for request in requests:
+            graphs.table.holds(request, request.slots)
+        prepared = leader.prepared
+        flight, guesses = leader.following(slots)
+        self.scheduler.wrote()
+
+        def told() -> dict[Request, TokenTree]:
+            known = zip(requests, slots, guesses(), strict=True)
+            return {request: _chain(leader, each, len(own) - 1) for request, own, each in known}
+
+        items = [Work(w.sequence, 1, len(tree)) for w, tree in zip(work, trees, strict=True)]
+        return Launched(
+            items, trees, flight, start, drafted=True, leader=leader, guesses=told,
+            routine=leader.prepared == prepared,
+        )  # fmt: skip
+
+
+def _chain(drafter: Drafter, found: Guesses, length: int) -> TokenTree:
+    """Where no guess was possible, the device has checked token 0."""
+    missing = length - len(found.tokens)
+    tokens = found.tokens + [0] * missing
+    confidence = found.confidence + [0.0] * missing
+    return TokenTree.chain(tokens, drafter.name, confidence=confidence)

@@ -18,10 +18,13 @@ class Commit:
     def __init__(self, kv: KVCache, counts: Counts, tokenizer: Any) -> None:
         self.kv, self.counts, self.tokenizer = kv, counts, tokenizer
 
-    def __call__(self, launched: Launched, verdicts: dict[int, Verdict], ahead: bool) -> list[Span]:
+    def __call__(
+        self, launched: Launched, verdicts: dict[int, Verdict], ahead: Launched | None
+    ) -> list[Span]:
         """Keep the accepted nodes' slots and free the rest; what was computed, for the drafters.
-        `ahead`: the next pass has started, and has a slot of each request."""
+        `ahead`: the next pass, where it has started: it has slots of each request."""
         spans = []
+        taken = ahead.slots if ahead is not None else {}
         logprobs = self._logprobs(launched, verdicts)
         for i, (item, tree) in enumerate(zip(launched.work, launched.trees, strict=True)):
             request = item.sequence.request
@@ -30,7 +33,7 @@ class Commit:
             if i in verdicts:
                 kept = self._append(item.sequence, tree, verdicts[i], logprobs.get(i))
             kept_rows = [*range(item.rows), *(item.rows + node for node in kept)]
-            self.kv.commit(request, kept_rows, ahead=ahead)
+            self.kv.commit(request, kept_rows, taken.get(request, 0))
             if item.sequence.observed < start:  # what the prefix cache held
                 spans.append(Span(request, 0, request.tokens[:start]))
             spans.append(Span(request, start, request.tokens[start : len(request.slots)]))

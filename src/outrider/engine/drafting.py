@@ -57,6 +57,7 @@ class Drafting:
         self._extra: dict[str, Drafter] = {}  # light ones that single requests have asked for
         self._plans: dict[Request, Plan] = {}
         self._proposals: dict[Request, list[Proposal]] = {}  # of the step under way
+        self._alone: dict[Request, Drafter] = {}  # whose proposal is checked as it is, if anyone's
         self._lessons: list[tuple[Request, str, TokenTree, list[int]]] = []  # for the policy
         self.decisions = Decisions()
         self.model_seconds = 0.0  # spent by drafters that run a model
@@ -197,6 +198,7 @@ class Drafting:
         """
         self.wanted = False
         self._proposals = {request: [] for request in batch}
+        self._alone.clear()
         budget = dict(zip(batch, budgets, strict=True))
         fixed = [r for r in batch if self._plans[r].length is not None]
         free = [r for r in batch if self._plans[r].length is None]
@@ -221,10 +223,19 @@ class Drafting:
         self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int, late: bool
     ) -> dict[Request, TokenTree]:
         """The lookups first; others where they promise more than that."""
-        competing = self._competing(batch)
+        cut = self._look_up(batch, budget, base, room, late)
+        for drafter in self._competing(batch):
+            if not _is_lookup(drafter) and self._ask(drafter, batch, budget, base, cut, late):
+                cut = self._cut(batch, budget, base, room, late)
+        return cut.trees
+
+    def _look_up(
+        self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int, late: bool
+    ) -> "Cut":
+        """What the lookups alone promise."""
         asked: list[tuple[Drafter, Request]] = []
         pace = self.policy.seconds_per_token(base)
-        for drafter in filter(_is_lookup, competing):
+        for drafter in filter(_is_lookup, self._competing(batch)):
             due = [
                 request
                 for request in self._drafted_by(drafter, batch)
@@ -236,10 +247,7 @@ class Drafting:
         cut = self._cut(batch, budget, base, room, late)
         for drafter, request in asked:
             self.policy.credit(request, drafter.name, cut.expected[request])
-        for drafter in competing:
-            if not _is_lookup(drafter) and self._ask(drafter, batch, budget, base, cut, late):
-                cut = self._cut(batch, budget, base, room, late)
-        return cut.trees
+        return cut
 
     def _competing(self, batch: list[Request]) -> list[Drafter]:
         return list(dict.fromkeys(d for r in batch for d in self._plans[r].drafters))
@@ -259,26 +267,40 @@ class Drafting:
         """Have a drafter that costs time draft for those requests where it pays, if any. Whether it
         has: it could not, where the pass has begun."""
         mine = self._drafted_by(drafter, batch)
-        outlooks = []
-        for request in mine:
-            room = min(budget[request], drafter.longest)
-            levels = self.policy.levels(request, drafter.name, drafter.depth(room))
-            outlooks.append(Outlook(levels, cut.expected[request], room))
-        longest = max(outlook.room for outlook in outlooks)
-        counts = range(1, longest + 1) if drafter.divisible else [longest]
-        sizes = [Size(nodes, drafter.depth(nodes)) for nodes in counts]
+        outlooks = self._outlooks(drafter, mine, budget, cut.expected)
+        sizes = _sizes(drafter, outlooks)
         ahead = base._replace(
             rows=base.rows + sum(len(tree) for tree in cut.trees.values()),
             log_gain=cut.log_gain,
         )
         backlogs = [drafter.backlog(request) for request in mine]
-        offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, backlogs, late)
+        price = self.policy.price(drafter.name, backlogs, ahead, drafter.following is not None)
+        offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         if offer is None or late:
             self.wanted = self.wanted or offer is not None
             return False
         chosen = [mine[i] for i in offer.chosen]
         self._call(drafter, chosen, {r: min(offer.nodes, budget[r]) for r in chosen})
+        if drafter.following is not None:  # it goes on by itself only below chains of its own
+            for request in chosen:
+                proposals = self._proposals[request]
+                if proposals and sum(proposals[-1].chances) >= cut.expected[request]:
+                    self._alone[request] = drafter
         return True
+
+    def _outlooks(
+        self,
+        drafter: Drafter,
+        batch: list[Request],
+        budget: dict[Request, int],
+        without: dict[Request, float],
+    ) -> list[Outlook]:
+        outlooks = []
+        for request in batch:
+            room = min(budget[request], drafter.longest)
+            levels = self.policy.levels(request, drafter.name, drafter.depth(room))
+            outlooks.append(Outlook(levels, without[request], room))
+        return outlooks
 
     def _call(self, drafter: Drafter, batch: list[Request], budget: dict[Request, int]) -> None:
         """Have one drafter propose for a batch; the policy asks for no more than its longest."""
@@ -318,7 +340,12 @@ class Drafting:
         merged: dict[Request, tuple[TokenTree, list[float]]] = {}
         for request in batch:
             proposals = self._proposals[request]
-            uncut = [p for p in proposals if p.tree.q is not None or not p.drafter.divisible]
+            alone = self._alone.get(request)
+            uncut = [
+                p
+                for p in proposals
+                if p.tree.q is not None or not p.drafter.divisible or p.drafter is alone
+            ]
             if uncut:
                 whole[request] = uncut[-1]
             elif proposals:
@@ -339,6 +366,52 @@ class Drafting:
             checked[request] = tree if late and kept else tree.select(kept)
             expected[request] = sum(paths[node] for node in kept)
         return Cut(checked, {r: expected.get(r, 0.0) for r in batch}, choice.log_gain, choice.speed)
+
+    # ---- drafts that follow each other on the device ----
+
+    def leader(self, batch: list[Request], trees: list[TokenTree], base: Pass) -> Drafter | None:
+        """While the pass that checks these trees is under way: the drafter that may go on by
+        itself, with chains of the same lengths for the same texts."""
+        drafter = self._author(trees)
+        if drafter is None or drafter.following is None:
+            return None
+        if not drafter.following.fits(batch, trees):
+            return None
+        free = [r for r in batch if self._plans[r].length is None]
+        if not free:
+            return drafter
+        self._proposals = {request: [] for request in batch}
+        self._alone.clear()
+        budget = {request: self.most(request) for request in batch}
+        cut = self._look_up(free, budget, base, self._kv.total, late=True)
+        outlooks = self._outlooks(drafter, batch, budget, dict.fromkeys(batch, 0.0))
+        lengths = [len(tree) for tree in trees]
+        sizes = _sizes(drafter, outlooks)
+        goes_on = self.policy.goes_on(drafter.name, outlooks, sizes, lengths, base, cut.speed)
+        return drafter if goes_on else None
+
+    def _author(self, trees: list[TokenTree]) -> Drafter | None:
+        """Whose chains these are, if they are nobody else's."""
+        drafted = [tree for tree in trees if len(tree)]
+        names = {tree.source for tree in drafted}
+        if len(names) > 1 or any(tree.parents != [*range(-1, len(tree) - 1)] for tree in drafted):
+            return None
+        everyone = (self.root, *self.root.members)
+        return next((drafter for drafter in everyone if drafter.name in names), None)
+
+    def proposed(self, drafter: Drafter, batch: list[Request], trees: list[TokenTree]) -> None:
+        """What a drafter that went on by itself has proposed in the step under way."""
+        for request, tree in zip(batch, trees, strict=True):
+            chances = self.policy.chances(request, drafter.name, tree)
+            mine = self._proposals.setdefault(request, [])
+            mine.append(Proposal(drafter, tree, chances))
+
+    def followed(self, drafter: Drafter, spans: list[Span], slots: dict[Request, int]) -> None:
+        """The drafter goes on by itself, and has read what was committed for those who have more
+        than one of the `slots` of its pass."""
+        for request, start, _ in spans:
+            if request in self._plans and slots.get(request, 1) > 1:
+                drafter.followed(request, start + 1)
 
     def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
         """What the target wrote, held against all that was proposed, checked or not."""
@@ -366,6 +439,12 @@ class Drafting:
         for lesson in self._lessons:
             self.policy.learn(*lesson)
         self._lessons.clear()
+
+
+def _sizes(drafter: Drafter, outlooks: list[Outlook]) -> list[Size]:
+    longest = max(outlook.room for outlook in outlooks)
+    counts = range(1, longest + 1) if drafter.divisible else [longest]
+    return [Size(nodes, drafter.depth(nodes)) for nodes in counts]
 
 
 def _below_first(tree: TokenTree, paths: list[float]) -> list[float]:

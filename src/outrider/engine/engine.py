@@ -217,7 +217,7 @@ class Engine:
             else:
                 trees = self._draft(work, launched is not None)
             launched = launched or self._launch(work, trees)
-            if not any(map(len, trees)) and not self.drafting.wanted:
+            if any(map(len, trees)) or not self.drafting.wanted:
                 self._ahead = self._start_next(launched)
             self._learn()
             verdicts = self._verify(launched)
@@ -233,10 +233,13 @@ class Engine:
                 return self._make_room(error)
             raise
         self._review(launched, verdicts)
-        self._observe(self.commit(launched, verdicts, ahead=self._ahead is not None))
+        spans = self.commit(launched, verdicts, self._ahead)
+        self._observe(spans)
         for item in work:
             if item.sequence.finish_reason is not None:
                 self._leave(item.sequence)
+        if self._ahead is not None and self._ahead.leader is not None:
+            self.drafting.followed(self._ahead.leader, spans, self._ahead.slots)
         self._ahead = self._ahead or self._begin_next()
         return self._emit(work)
 
@@ -292,9 +295,9 @@ class Engine:
         work, method = launched.work, self.draft_config.verification
         complete = [i for i, item in enumerate(work) if item.completes]
         requests = [work[i].sequence.request for i in complete]
-        trees = [launched.trees[i] for i in complete]
         asked = any(pass_can_choose(request, method) for request in requests)
         chosen = self.stopwatch.wait(launched) if asked else None
+        trees = [launched.trees[i] for i in complete]  # which some passes tell only now
         if chosen is not None:
             verdicts = verify_chosen(trees, requests, chosen, lambda: launched.logits, self.counts)
         else:
@@ -313,11 +316,11 @@ class Engine:
         work, trees = launched.work, launched.trees
         drafted = [i for i in verdicts if work[i].budget]
         if drafted:
-            self.drafting.review(
-                [work[i].sequence.request for i in drafted],
-                [trees[i] for i in drafted],
-                [verdicts[i] for i in drafted],
-            )
+            requests = [work[i].sequence.request for i in drafted]
+            checked = [trees[i] for i in drafted]
+            if launched.leader is not None:
+                self.drafting.proposed(launched.leader, requests, checked)
+            self.drafting.review(requests, checked, [verdicts[i] for i in drafted])
 
     @phase("policy")
     def _observe(self, spans: list[Span]) -> None:

@@ -1,12 +1,14 @@
 """A pass between its start and its verdicts."""
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from outrider.core.request import Request
 from outrider.core.tree import ROOT, TokenTree
+from outrider.drafters.base import Drafter
 from outrider.engine.scheduler import Scheduler, Work
 from outrider.model.flight import Flight
 from outrider.model.segment import Choosing, Segment
@@ -21,13 +23,26 @@ class Launched:
     drafted: bool = False  # whether its trees were asked for; a pass that ran ahead has none
     rows: list[int] | None = None  # of the pass that still matter; None: all
     modelled: float = 0.0  # seconds that drafters with a model took before it
+    leader: Drafter | None = None  # who drafted for it on the device, after the pass before
+    # Then its trees have the right shape only, until the pass has landed and this tells the rest.
+    guesses: Callable[[], dict[Request, TokenTree]] | None = None
+    routine: bool = True  # whether nothing was built for it that others will use again
 
     def chosen(self) -> list[int] | None:
         """The target's token at every row; waits for the pass. None where it has chosen none."""
         if self.flight.landed is None:
             return None
         tokens = self.flight.landed()
+        if self.guesses is not None:
+            known = self.guesses()
+            self.trees = [known[item.sequence.request] for item in self.work]
         return tokens if self.rows is None else [tokens[row] for row in self.rows]
+
+    @property
+    def slots(self) -> dict[Request, int]:
+        """How many each text has in it, where it only writes."""
+        pairs = zip(self.work, self.trees, strict=True)
+        return {item.sequence.request: 1 + len(tree) for item, tree in pairs}
 
     @property
     def logits(self) -> Tensor:
@@ -47,6 +62,8 @@ class Launched:
                 trees.append(tree)
                 rows += range(first, end)
             first = end
+        if len(work) == len(self.work):
+            return self
         if not work:
             return None
         return replace(self, work=work, trees=trees, rows=rows)

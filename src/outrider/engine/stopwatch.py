@@ -17,7 +17,7 @@ class Stopwatch:
         self.writing_steps = 0  # those that read no prompts
         self.replayed_steps = 0  # of them, those that were a CUDA graph
         self._landed_at = 0.0  # when the last pass was known here
-        self._noted: list[tuple[Pass, int, float, float]] = []  # base, rows, seconds, of them idle
+        self._noted: list[tuple[Launched, Pass, float, float]] = []  # with seconds, of them idle
 
     def wait(self, launched: Launched) -> list[int] | None:
         """The tokens that the pass has chosen; whether the wait for them was long tells who is the
@@ -40,17 +40,24 @@ class Stopwatch:
         self.replayed_steps += launched.flight.landed is not None
         if not self.drafting.measures:
             return
-        base = plain_pass(work)
-        rows = base.rows + sum(map(len, launched.trees))
         # A pass that ran ahead began when the one before it landed.
         took = now - max(before, launched.started)
         waited = launched.started - before - launched.modelled
-        self._noted.append((base, rows, took, waited))
+        self._noted.append((launched, plain_pass(work), took, waited))
 
     def teach(self) -> None:
         """Tell the policy, once the next pass is under way."""
         policy = self.drafting.policy
-        for base, rows, took, waited in self._noted:
+        for launched, base, took, waited in self._noted:
+            lengths = [len(tree) for tree in launched.trees]
+            rows = base.rows + sum(lengths)
+            if launched.leader is not None:  # the drafts were made in this time, too
+                if not launched.routine:
+                    continue
+                drafting = took - policy.cost.seconds(rows, base.sequences, base.keys)
+                timing = policy.following[launched.leader.name]
+                timing.learn(max(0.0, drafting), sum(n > 0 for n in lengths), max(lengths))
+                continue
             policy.cost.learn(rows, base.sequences, base.keys, took)
             if self.runner.runs_ahead and rows > base.rows:
                 policy.waited.learn(waited, base.writers)

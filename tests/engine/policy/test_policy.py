@@ -1,5 +1,6 @@
 """What the policy remembers of whom, and what its decisions take into account."""
 
+import pytest
 from tests.engine.policy.replay import STEPPED
 
 from outrider.core.params import SamplingParams
@@ -8,7 +9,7 @@ from outrider.core.tree import TokenTree
 from outrider.engine.policy.cost import Measured
 from outrider.engine.policy.gate import SHORTEST_PAUSE, Outlook, Pass, Size
 from outrider.engine.policy.interest import RARELY, Interest
-from outrider.engine.policy.policy import Policy
+from outrider.engine.policy.policy import THOUGHT_OVER, Policy
 
 FLAT = Measured([1, 64], [10.0, 10.0], context=256)  # rows cost nothing
 ALONE = Pass(1, 1, 1, 0)
@@ -47,7 +48,8 @@ def asked(policy: Policy, backlog: int = 0, speed: float = 1 / 50) -> bool:
     policy.timings["d"]._per_level = {1: 5.0}
     outlook = Outlook([0.9, 0.81, 0.73], 0.0, 3)
     sizes = [Size(n, n) for n in (1, 2, 3)]
-    return policy.ask("d", [outlook], sizes, ALONE, speed, [backlog]) is not None
+    price = policy.price("d", [backlog], ALONE, follows=False)
+    return policy.ask("d", [outlook], sizes, ALONE, speed, price) is not None
 
 
 def test_a_text_that_must_be_read_first_makes_a_draft_dearer() -> None:
@@ -62,7 +64,36 @@ def test_a_device_that_must_wait_makes_a_draft_dearer_unless_it_waits_anyway() -
     assert not asked(policy)
     outlook, sizes = Outlook([0.9, 0.81, 0.73], 0.0, 3), [Size(3, 3)]
     others = ALONE._replace(log_gain=0.01)  # somebody's draft is checked in the same pass
-    assert policy.ask("d", [outlook], sizes, others, 1 / 50, [0]) is not None
+    price = policy.price("d", [0], others, follows=False)
+    assert policy.ask("d", [outlook], sizes, others, 1 / 50, price) is not None
+
+
+def test_drafts_that_follow_each_other_cost_what_they_take_on_the_device() -> None:
+    policy = make()
+    policy.timings["d"].learn(30.0, 1, 3)  # by the host's hand
+    policy.waited.learn(40.0, 1)
+    assert policy.price("d", [0], ALONE, follows=False)([0], 3) == pytest.approx(70.0)
+    assert policy.price("d", [0], ALONE, follows=True)([0], 3) == pytest.approx(30.0)
+    policy.following["d"].learn(6.0, 1, 3)
+    assert policy.price("d", [0], ALONE, follows=True)([0], 3) == pytest.approx(6.0)
+
+
+def goes_on(policy: Policy, levels: list[float], length: int, speed: float) -> bool:
+    outlook, sizes = Outlook(levels, 0.0, len(levels)), [Size(n, n) for n in range(1, 4)]
+    return policy.goes_on("d", [outlook], sizes, [length], ALONE, speed)
+
+
+def test_drafts_follow_each_other_while_that_is_the_fastest_known() -> None:
+    policy, good, poor = make(), [0.9, 0.81, 0.73], [0.2, 0.04, 0.01]
+    assert goes_on(policy, poor, 1, 1 / 50)  # to see what it takes
+    policy.following["d"].learn(2.0, 1, 1)
+    assert goes_on(policy, good, 1, 1 / 50)
+    assert not goes_on(policy, poor, 1, 1 / 50)  # plain decoding is faster
+    assert not goes_on(policy, good, 1, 1 / 20)  # so is what the lookups promise
+    # Three guesses would be faster than one: that is thought over now and then.
+    kept = [goes_on(policy, good, 1, 1 / 50) for _ in range(2 * THOUGHT_OVER)]
+    assert kept.count(False) == 2
+    assert all(goes_on(policy, good, 3, 1 / 50) for _ in range(2 * THOUGHT_OVER))
 
 
 def test_a_drafter_that_paid_again_is_tried_as_soon_as_one_that_never_failed() -> None:

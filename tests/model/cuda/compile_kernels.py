@@ -12,6 +12,7 @@ from outrider.model.cuda import (
     cut_bounds,
     cut_search,
     feature_rows,
+    follow,
     guess,
     linear,
     projection,
@@ -28,8 +29,9 @@ POINTERS = {
     "epsilon": "fp32", "token_epsilon": "fp32", "feature_epsilon": "fp32", "scale": "fp32",
     "cuts": "*fp32", "counts": "*i32", "tops": "*fp32", "masses": "*fp64", "bounds": "*fp64",
     "scores": "*fp32", "weights": "*i64", "found": "*i32", "above": "*i64",
+    "guesses": "*fp64",
 }  # fmt: skip
-NUMBERS = ("rows", "outer", "heads", "most_parts", "table_stride")
+NUMBERS = ("rows", "texts", "outer", "heads", "most_parts", "table_stride")
 STRIDES = ("_row", "_head", "_slot")
 
 
@@ -110,6 +112,10 @@ def main() -> None:
         compile_kernel(
             guess._move_on, "fp64", {"num_warps": 1}, SURE=sure, CHUNKS=38, PADDED=64
         )  # fmt: skip
+    compile_kernel(
+        follow._settle, "i64", {"num_warps": 1}, FIRST=1, TILE=5, MOST_ROWS=follow.MOST_ROWS
+    )
+    compile_kernel(follow._aim, "i64", {"num_warps": 1}, MOST_ROWS=follow.MOST_ROWS)
     print("all kernels compile")
 
 

@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
+from math import log1p
 
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
-from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes
+from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, mean_speed
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.policy.gate import Offer, Outlook, Pass, Pause, Size, best_offer
 from outrider.engine.policy.interest import Interest
@@ -16,6 +17,9 @@ from outrider.engine.policy.timing import Timing, Waiting
 HOPED_GAIN = 0.5  # tokens per step that a lookup is thought to bring before it was ever asked
 GAIN_KEEP = 0.98  # of the mean over all requests, which newcomers inherit
 AMORTISED = 32  # steps over which a drafter's reading of a text must pay
+THOUGHT_OVER = 8  # passes with drafts on the device, before another shape of them is considered
+
+DraftSeconds = Callable[[list[int], int], float]  # of drafting for these requests, so deep
 
 
 class Policy:
@@ -25,6 +29,7 @@ class Policy:
         self._calibrate = calibrate
         self.always = False  # draft whatever is proposed
         self.timings: defaultdict[str, Timing] = defaultdict(Timing)
+        self.following: defaultdict[str, Timing] = defaultdict(Timing)  # drafts on the device
         self.waited = Waiting()
         self.reset()
 
@@ -35,6 +40,7 @@ class Policy:
         self._interests: dict[Request, dict[str, Interest]] = {}
         self._gains: defaultdict[str, float] = defaultdict(lambda: HOPED_GAIN)
         self._pauses: defaultdict[str, Pause] = defaultdict(Pause)
+        self._kept = 0  # passes since the shape of such drafts was thought over
 
     @cached_property
     def cost(self) -> PassCost:
@@ -114,6 +120,53 @@ class Policy:
             margin=0.0 if self.always else MARGIN,
         )
 
+    def price(self, drafter: str, backlogs: list[int], base: Pass, follows: bool) -> DraftSeconds:
+        """What drafts take; `follows`: only the first of many is made while the device waits."""
+        timing = self.timings[drafter]
+        read = timing.seconds(1, 1) / 8  # a row of a longer pass costs a fraction of a lone one
+        # Where others have drafted, the pass waits anyway.
+        waiting = 0.0 if base.log_gain or follows else self.waited.seconds(base.writers)
+        known = follows and self.following[drafter].known()
+        levels = self.following[drafter] if known else timing
+
+        def seconds(chosen: list[int], depth: int) -> float:
+            catch_up = read * sum(backlogs[i] for i in chosen) / AMORTISED
+            return waiting + levels.seconds(len(chosen), depth) + catch_up
+
+        return seconds
+
+    def goes_on(
+        self,
+        drafter: str,
+        outlooks: list[Outlook],
+        sizes: list[Size],
+        lengths: list[int],
+        base: Pass,
+        speed: float,
+    ) -> bool:
+        """Whether drafts of these lengths should follow each other on the device; `speed` is what
+        a pass promises that waits for the lookups instead."""
+        timing = self.following[drafter]
+        drafted = sum(n > 0 for n in lengths)
+        if self.always or not timing.known(drafted):
+            return True  # how else could it be known?
+
+        def draft_seconds(chosen: list[int], depth: int) -> float:
+            return timing.seconds(len(chosen), depth)
+
+        gains = [log1p(sum(o.levels[:n])) for o, n in zip(outlooks, lengths, strict=True)]
+        seconds = self.cost.seconds(base.rows + sum(lengths), base.sequences, base.keys)
+        seconds += timing.seconds(drafted, max(lengths))
+        own = mean_speed(sum(gains), base.writers, seconds)
+        self._kept += 1
+        if own < speed:
+            return False
+        if self._kept < THOUGHT_OVER:
+            return True
+        self._kept = 0
+        best = best_offer(outlooks, sizes, base, self.cost, draft_seconds)
+        return best is None or best.speed < (1 + MARGIN) * own
+
     def ask(
         self,
         drafter: str,
@@ -121,21 +174,12 @@ class Policy:
         sizes: list[Size],
         base: Pass,
         speed: float,
-        backlogs: list[int],
+        price: DraftSeconds,
         late: bool = False,
     ) -> Offer | None:
         """Whether to have a drafter that costs time draft for some of the requests. `speed` is what
         the pass promises without it. `late`: whether the next pass should wait for it."""
-        timing = self.timings[drafter]
-        read = timing.seconds(1, 1) / 8  # a row of a longer pass costs a fraction of a lone one
-        # Where others have drafted, the pass waits anyway.
-        waiting = 0.0 if base.log_gain else self.waited.seconds(base.writers)
-
-        def draft_seconds(chosen: list[int], depth: int) -> float:
-            catch_up = read * sum(backlogs[i] for i in chosen) / AMORTISED
-            return waiting + timing.seconds(len(chosen), depth) + catch_up
-
-        offer = best_offer(outlooks, sizes, base, self.cost, draft_seconds)
+        offer = best_offer(outlooks, sizes, base, self.cost, price)
         if offer is not None and offer.speed > (1 + MARGIN) * speed:
             self._pauses[drafter].end()
             return offer

@@ -25,6 +25,12 @@ class Timing:
         bits = requests.bit_length()
         self._per_level[bits] = _blend(self._per_level.get(bits), seconds / max(levels, 1))
 
+    def known(self, requests: int | None = None) -> bool:
+        """Whether a batch of about this size was seen; without it, any."""
+        return (
+            bool(self._per_level) if requests is None else requests.bit_length() in self._per_level
+        )
+
     def seconds(self, requests: int, levels: int) -> float:
         """Of a call; from the nearest batch size that was seen."""
         if not self._per_level:

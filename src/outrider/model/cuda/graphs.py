@@ -5,6 +5,7 @@ requests, or a tree of eight nodes. Graphs are captured when first needed, and s
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -140,7 +141,7 @@ class Graphs:
 
     def _launch(self, segments: list[Segment]) -> Flight:
         rows = sum(map(len, segments))
-        bucket = next(b for b in BUCKETS if b >= rows)
+        bucket = bucket_of(rows)
         single = len(segments) == rows
         graph = self._graph(bucket, single)
         lines = self.table.lines_for(segments)
@@ -150,8 +151,7 @@ class Graphs:
             self.table.write(places, slots)
             places = slots = []
         self._launches += 1
-        launch = self._launches
-        turn = launch % STAGES
+        turn = self._launches % STAGES
         self._read[turn].synchronize()
         size = FIELDS * bucket + 2 * updates
         packed = self._staging[turn][:size]
@@ -163,9 +163,23 @@ class Graphs:
         tail[updates : updates + len(slots)] = slots
         graph.inputs.packed.copy_(packed, non_blocking=True)
         self._read[turn].record()
+        return self._fly(graph, rows, _wanted(segments))
+
+    def again(self, rows: int, prepare: Callable[[Graph], None]) -> Flight:
+        """A pass of the same shape after one that checked trees with `rows` rows in all: `prepare`
+        makes its inputs of that one's inputs and choices, on the device."""
+        with torch.cuda.device(self.device):
+            graph = self._graph(bucket_of(rows), single=False)
+            self._launches += 1
+            prepare(graph)
+            return self._fly(graph, rows, None)
+
+    def _fly(self, graph: Graph, rows: int, wanted: list[int] | None) -> Flight:
+        launch = self._launches
+        turn = launch % STAGES
         graph.replay()
         chosen = self._chosen[turn]
-        chosen[:bucket].copy_(graph.choices, non_blocking=True)
+        chosen[: graph.inputs.rows].copy_(graph.choices, non_blocking=True)
         self._landed[turn].record()
 
         def landed() -> list[int]:
@@ -174,7 +188,6 @@ class Graphs:
             tokens = chosen[:rows].tolist()
             return tokens if wanted is None else [tokens[row] for row in wanted]
 
-        wanted = _wanted(segments)
         return Flight(graph.logits[:rows] if wanted is None else graph.logits[wanted], landed)
 
     @property
@@ -191,6 +204,11 @@ class Graphs:
             )
             log.debug("captured a pass over %d rows", rows)
         return self._graphs[key]
+
+
+def bucket_of(rows: int) -> int:
+    """Rows of the graph that takes so many."""
+    return next(bucket for bucket in BUCKETS if bucket >= rows)
 
 
 def _workspace_sizes(shape: tuple[int, int, int], vocabulary: int, others: int) -> tuple[int, int]:

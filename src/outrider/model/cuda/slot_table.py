@@ -1,5 +1,6 @@
 """Which slot holds which token of which sequence, on the device, kept up by small updates."""
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 
@@ -56,6 +57,11 @@ class SlotTable:
             places += range(first + known, first + len(context))
             slots += context[known:]
         return places, slots
+
+    def holds(self, owner: Hashable, context: array) -> None:
+        """The device itself has written this text into the owner's line, and something behind it
+        that is not sure yet."""
+        self._sent[self._line(owner)] = context.tobytes()
 
     def write(self, places: list[int], slots: list[int]) -> None:
         """Many changes at once, by a copy of their own: a prompt has just been read."""

@@ -1,0 +1,108 @@
+"""Drafts that follow the pass that checked the last ones, on the device: the host is a pass behind.
+
+A round is one captured function and the target's pass: find what held (model/cuda/follow.py), read
+it, guess on, and aim the next pass at the guesses. The host only sends which slots the pass may
+write, and has a whole round of time to look at what the round before has brought.
+"""
+
+from array import array
+from collections.abc import Callable
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from outrider.core.request import Request
+from outrider.core.tree import TokenTree
+from outrider.drafters.device_loop import DeviceLoop, guesses_in
+from outrider.drafters.loop_text import ROWS, TEXTS, Guesses, bucket
+from outrider.model.cuda.follow import aim, numbers_of, settle
+from outrider.model.cuda.graphs import Graph, Graphs
+from outrider.model.cuda.inputs import FIELDS
+from outrider.model.flight import Flight
+
+STAGES = 2  # host buffers in turn: the next round starts before the last one is looked at
+
+
+class Round(NamedTuple):
+    flight: Flight
+    guesses: Callable[[], list[Guesses]]  # that the pass checks; once it has landed
+
+
+class Following:
+    def __init__(self, loop: DeviceLoop, graphs: Graphs) -> None:
+        self._loop, self._graphs = loop, graphs
+        device = loop.table.device
+        most = numbers_of(TEXTS[-1], ROWS[-1])
+        self._numbers = torch.zeros(most, dtype=torch.int64, device=device)
+        self._numbers_here = [loop.cuda.host_memory(most, torch.int64) for _ in range(STAGES)]
+        found = len(loop.found(TEXTS[-1]).flatten())
+        self._found_here = [loop.cuda.host_memory(found, torch.float64) for _ in range(STAGES)]
+        self._rounds = 0
+
+    def fits(self, batch: list[Request], trees: list[TokenTree]) -> bool:
+        """Whether a round can come after the pass that checks these chains."""
+        rows = sum(1 + len(tree) for tree in trees)
+        if len(batch) > TEXTS[-1] or rows > ROWS[-1]:
+            return False
+        # The pass under way, and the next one.
+        deepest = [2 * (1 + len(tree)) for tree in trees]
+        return all(self._loop.fits(r, n) for r, n in zip(batch, deepest, strict=True))
+
+    def __call__(self, slots: list[array]) -> Round:
+        """After a pass that checked chains: another of the same shape. slots: for every text those
+        that it may write now, as many as it had rows then."""
+        with self._loop.cuda.active():
+            return self._start(slots)
+
+    def _start(self, slots: list[array]) -> Round:
+        lengths = [len(each) for each in slots]
+        rows, count = bucket(ROWS, sum(lengths)), bucket(TEXTS, len(slots))
+        guesses = max(lengths) - 1
+        turn = self._rounds % STAGES
+        self._rounds += 1
+        size = numbers_of(count, rows)
+        here, found_here = self._numbers_here[turn][:size], self._found_here[turn]
+        self._fill(here.numpy(), slots, count, self._loop.tile(rows))
+        found = self._loop.found(count)[:guesses]  # [guesses, 2, texts]
+
+        def prepare(graph: Graph) -> None:
+            draft = self._loop.captured_for(
+                lambda: self._drafting(graph, rows, count, guesses), rows, count, guesses
+            )
+            self._numbers[:size].copy_(here, non_blocking=True)
+            draft()
+            found_here[: found.numel()].copy_(found.flatten(), non_blocking=True)
+
+        def guessed() -> list[Guesses]:
+            known = found_here[: found.numel()].view(found.shape).numpy()
+            return [guesses_in(known[: n - 1, :, i]) for i, n in enumerate(lengths)]
+
+        return Round(self._graphs.again(sum(lengths), prepare), guessed)
+
+    def _drafting(self, graph: Graph, rows: int, count: int, guesses: int) -> Callable[[], None]:
+        self._numbers.zero_()  # capturing runs it once: for no text
+        loop, checked = self._loop, graph.inputs
+        numbers = self._numbers[: numbers_of(count, rows)]
+        texts, reading = loop.texts(count), loop.rows(rows)
+
+        def draft() -> None:
+            texts.packed.zero_()
+            reading.packed.zero_()
+            settle(numbers, checked, graph.choices, texts, reading, loop.first, loop.tile(rows))
+            loop.read(reading, reading.field(FIELDS))
+            loop.draft(texts, guesses)
+            aim(numbers, checked, graph.choices, texts, loop.found(count))
+
+        return draft
+
+    def _fill(self, numbers: np.ndarray, slots: list[array], count: int, tile: int) -> None:
+        """numbers [numbers_of(count, rows)]"""
+        lengths = [len(each) for each in slots]
+        numbers[:] = 0
+        numbers[: len(slots)] = [0, *accumulate(lengths)][:-1]
+        numbers[count:][: len(slots)] = lengths
+        tiles = [-(-length // tile) for length in lengths]
+        numbers[2 * count :][: len(slots)] = [0, *accumulate(tiles)][:-1]
+        numbers[3 * count :][: sum(lengths)] = [slot for each in slots for slot in each]

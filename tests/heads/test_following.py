@@ -1,0 +1,149 @@
+"""Drafts that follow each other on the device: the same texts, no slot lost, and the drafter has
+read what it would have read by the host's hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.helpers import Ask, Models, make_llm, random_prompt, run, same_results
+from tests.heads.followed import Oracle, make_followed
+from tests.heads.looped import use_plain_kernels
+from tests.heads.untrained import Heads
+
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request
+from outrider.core.tree import TokenTree
+from outrider.drafters import device_loop
+from outrider.engine.llm import LLM
+
+RIGHT = [0, 2, 1, 4, 0, 3, 1]
+
+
+def ask(i: int, length: int, **options: Any) -> Ask:
+    """Every other one at temperature 0; their seeds tell them apart."""
+    params = SamplingParams(
+        temperature=0.9 * (i % 2), seed=100 + i, max_tokens=length, ignore_eos=True, **options
+    )
+    return random_prompt(i, 3 + 5 * (i % 4)), params
+
+
+def asked(count: int, length: int) -> list[Ask]:
+    return [ask(i, length) for i in range(count)]
+
+
+def expect(
+    models: Models, texts: list[Ask], monkeypatch: pytest.MonkeyPatch, right: list[int] = RIGHT
+) -> list[Any]:
+    """What plain decoding writes; from now on guesses are right by turns."""
+    use_plain_kernels(monkeypatch)
+    plain = run(make_llm(models.target), texts)
+    known = {p.seed: r.outputs[0].token_ids for (_, p), r in zip(texts, plain, strict=True)}
+    monkeypatch.setattr(device_loop, "guess_and_move_on", Oracle(known, right))
+    return plain
+
+
+def check_what_was_read(llm: LLM) -> list[int]:
+    """Before every draft that the host asks for, have the drafter read the whole text once more:
+    that must change nothing. How much had been read each time."""
+    drafter: Any = llm.engine.drafter
+    propose, lengths = drafter.propose, []
+
+    def checked(batch: list[Request], budgets: list[int]) -> list[TokenTree]:
+        for request in batch:
+            valid = drafter.entries.valid(request, first=1)
+            slots = request.slots[1:valid].tolist()
+            before = drafter.memory.layers[0].keys[slots].clone()
+            drafter.entries._written[slots] = 0
+            drafter._read_up_to([(request, valid)])
+            torch.testing.assert_close(drafter.memory.layers[0].keys[slots], before)
+            lengths.append(valid)
+        return propose(batch, budgets)
+
+    drafter.propose = checked
+    return lengths
+
+
+def held(results: list[Any]) -> int:
+    return sum(result.speculation.accepted for result in results)
+
+
+@pytest.mark.parametrize("variant", ["eagle3", "eagle3 deep", "eagle"])
+def test_texts_are_the_same_and_the_drafter_keeps_up(
+    models: Models, heads: Heads, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = asked(3, 40)
+    plain = expect(models, texts, monkeypatch)
+    llm, graphs = make_followed(
+        models.target, {"model": heads[variant], "num_speculative_tokens": 4}
+    )
+    lengths = check_what_was_read(llm)
+    results = run(llm, texts)
+    same_results(llm, texts, results, plain)
+    llm.engine.kv.check()
+    assert graphs.followed > 8 and held(results) > 20
+    assert max(lengths) > 30  # the last drafts come from the host again
+
+
+def test_a_lone_text_is_drafted_for_by_the_host_at_its_ends_only(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = asked(2, 60)[1:]
+    plain = expect(models, texts, monkeypatch)
+    llm, graphs = make_followed(
+        models.target, {"model": heads["eagle3"], "num_speculative_tokens": 4}
+    )
+    lengths = check_what_was_read(llm)
+    results = run(llm, texts)
+    same_results(llm, texts, results, plain)
+    assert len(lengths) < 6 < graphs.followed
+
+
+def test_through_ends_preemption_and_new_requests(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [ask(i, 8 + 7 * i) for i in range(7)]
+    plain = expect(models, texts, monkeypatch)
+    llm, graphs = make_followed(
+        models.target,
+        {"model": heads["eagle3"], "num_speculative_tokens": 4},
+        kv_cache_tokens=90,
+        max_num_seqs=4,
+    )
+    results = run(llm, texts)
+    same_results(llm, texts, results, plain)
+    llm.engine.kv.check()
+    assert graphs.followed > 5 and llm.engine.scheduler.preemptions > 0
+
+
+def test_a_text_stops_while_the_next_round_is_under_way(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run(make_llm(models.target), asked(3, 40))
+    stops = [result.outputs[0].token_ids[10 + 5 * i] for i, result in enumerate(plain)]
+    texts = [ask(i, 40, stop_token_ids=[stop]) for i, stop in enumerate(stops)]
+    plain = expect(models, texts, monkeypatch)
+    llm, graphs = make_followed(
+        models.target, {"model": heads["eagle3"], "num_speculative_tokens": 4}
+    )
+    results = run(llm, texts)
+    same_results(llm, texts, results, plain)
+    llm.engine.kv.check()
+    assert graphs.followed > 3
+    assert {result.outputs[0].finish_reason for result in results} == {"stop"}
+
+
+@pytest.mark.parametrize("right", [[0], [4, 8, 2]])
+@pytest.mark.parametrize("always", [False, True])
+def test_the_policy_decides_and_changes_no_text(
+    models: Models, heads: Heads, right: list[int], always: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = asked(4, 48)
+    plain = expect(models, texts, monkeypatch, right)
+    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"]}]}
+    llm, graphs = make_followed(models.target, config)
+    if always:
+        llm.engine.policy.draft_always()
+    results = run(llm, texts)
+    same_results(llm, texts, results, plain)
+    llm.engine.kv.check()
+    assert graphs.followed > 0
