@@ -67,6 +67,7 @@ def test_the_loop_on_the_device_writes_what_its_passes_write(target: str, heads:
     llm = LLM(target, config, device="cuda", dtype="float32")
     drafter: Any = llm.engine.drafter
     assert drafter.loop is not None, drafter.loop_way
+    drafter.following = None  # every chain is asked for here
     params = [
         SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=24, ignore_eos=True)
         for i in range(8)
@@ -82,3 +83,35 @@ def test_the_loop_on_the_device_writes_what_its_passes_write(target: str, heads:
     assert watched.tokens > 200
     assert watched.other == 0 and watched.unsure[0] < 1e-3 and watched.unsure[1] < 0.15
     llm.engine.kv.check()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle", "mtp"])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_drafts_that_follow_each_other_are_those_of_the_host(
+    target: str, heads: Heads, kind: str, batch: int
+):
+    """Where noise decides, both choose alike: even heads that have learned nothing are right."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    params = [
+        SamplingParams(temperature=(0, 2, 20)[i % 3], seed=i, max_tokens=60 + i, ignore_eos=True)
+        for i in range(8)
+    ]
+    options: Any = {"device": "cuda", "dtype": "float32", "max_num_seqs": batch}
+    ids, held = [], []
+    for follows in (True, False):
+        config = {"model": heads[kind], "num_speculative_tokens": 4}
+        llm = LLM(target, config, **options)
+        drafter: Any = llm.engine.drafter
+        following = drafter.following
+        assert following is not None, drafter.loop_way
+        drafter.following = following if follows else None
+        results = llm.generate(PROMPTS, params, use_tqdm=False)
+        llm.engine.kv.check()
+        assert (following.rounds > 15) == follows
+        ids.append([result.outputs[0].token_ids for result in results])
+        held.append([result.speculation.accepted for result in results])
+    plain = LLM(target, None, **options).generate(PROMPTS, params, use_tqdm=False)
+    assert ids[0] == ids[1] == [result.outputs[0].token_ids for result in plain]
+    assert sum(held[1]) > 60
+    # At a text's end, chains of the device are not cut short.
+    assert all(abs(a - b) <= 2 for a, b in zip(*held, strict=True))

@@ -147,3 +147,28 @@ def test_the_policy_decides_and_changes_no_text(
     same_results(llm, texts, results, plain)
     llm.engine.kv.check()
     assert graphs.followed > 0
+
+
+def test_as_many_guesses_hold_as_by_the_hosts_hand(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where noise decides, even heads that have learned nothing are right."""
+    use_plain_kernels(monkeypatch)
+    texts = [
+        (
+            random_prompt(i, 5 + i),
+            SamplingParams(temperature=(2, 20)[i % 2], seed=i, max_tokens=40, ignore_eos=True),
+        )
+        for i in range(3)
+    ]
+    accepted = []
+    for follows in (True, False):
+        config = {"model": heads["eagle3"], "num_speculative_tokens": 4}
+        llm, graphs = make_followed(models.target, config)
+        drafter: Any = llm.engine.drafter
+        drafter.following = drafter.following if follows else None
+        accepted.append([result.speculation.accepted for result in run(llm, texts)])
+        assert (graphs.followed > 8) == follows
+    assert sum(accepted[1]) > 40
+    # At a text's end, chains of the device are not cut short.
+    assert all(abs(a - b) <= 2 for a, b in zip(*accepted, strict=True))

@@ -39,7 +39,7 @@ class Following:
         self._numbers_here = [loop.cuda.host_memory(most, torch.int64) for _ in range(STAGES)]
         found = len(loop.found(TEXTS[-1]).flatten())
         self._found_here = [loop.cuda.host_memory(found, torch.float64) for _ in range(STAGES)]
-        self._rounds = 0
+        self.rounds = 0  # so far
 
     def fits(self, batch: list[Request], trees: list[TokenTree]) -> bool:
         """Whether a round can come after the pass that checks these chains."""
@@ -60,8 +60,8 @@ class Following:
         lengths = [len(each) for each in slots]
         rows, count = bucket(ROWS, sum(lengths)), bucket(TEXTS, len(slots))
         guesses = max(lengths) - 1
-        turn = self._rounds % STAGES
-        self._rounds += 1
+        turn = self.rounds % STAGES
+        self.rounds += 1
         size = numbers_of(count, rows)
         here, found_here = self._numbers_here[turn][:size], self._found_here[turn]
         self._fill(here.numpy(), slots, count, self._loop.tile(rows))
