@@ -26,6 +26,7 @@ from outrider import verify
 from outrider.core.params import SamplingParams
 from outrider.core.tree import depths_of
 from outrider.engine.llm import LLM
+from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.scheduler import LONGEST_WAIT, WRITES_PER_READ
 from outrider.model.flight import Flight
 from outrider.model.runner import Runner
@@ -181,6 +182,19 @@ def test_a_drafter_that_fails_ahead_of_its_turn_fails_in_its_turn(
     while not engine.idle:
         engine.step()
     engine.kv.check()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_lookups_find_too_late_makes_the_next_pass_wait(models: Models, count: int) -> None:
+    """The second time, all can be copied: passes run ahead at first, and no more once that pays."""
+    llm, graphs = make_ahead(models, "auto")
+    llm.engine.policy.cost = PassCost(Measured([1, 64], [1.0, 1.0], context=256), fixed=True)
+    asked = greedy(count, max_tokens=90, ignore_eos=True)
+    run(llm, asked)
+    first, results = graphs.ahead, run(llm, asked)
+    tokens = sum(len(result.outputs[0].token_ids) for result in results)
+    assert 0 < graphs.ahead - first < first / 2
+    assert sum(result.speculation.accepted for result in results) > tokens / 2
 
 
 def test_texts_end_at_any_time(models: Models) -> None:

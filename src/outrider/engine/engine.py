@@ -217,7 +217,8 @@ class Engine:
             else:
                 trees = self._draft(work, launched is not None)
             launched = launched or self._launch(work, trees)
-            if any(map(len, trees)) or not self.drafting.wanted:
+            waits = self.drafting.wanted or any(map(len, trees))
+            if (launched.drafted and any(map(len, trees))) or not waits:
                 self._ahead = self._start_next(launched)
             self._learn()
             verdicts = self._verify(launched)

@@ -34,6 +34,7 @@ from outrider.model.segment import Segment
 log = logging.getLogger(__name__)
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+FEWEST_LINES = 8  # of the slot table: what is tried out at load are several texts at once
 STAGES = 2  # host buffers in turn: the next pass is prepared while one is under way
 
 
@@ -90,7 +91,7 @@ class Graphs:
     ) -> None:
         self._forward = forward
         self._shape = (heads, kv_heads, value_size)
-        self.table = SlotTable(lines, longest, device)
+        self.table = SlotTable(max(lines, FEWEST_LINES), longest, device)
         self.device = device
         self.previous = torch.zeros(BUCKETS[-1], dtype=torch.int64, device=device)
         sizes = _workspace_sizes(self._shape, vocabulary, forward.most_parts)
@@ -228,7 +229,7 @@ def bytes_of_graphs(
     shape = (call.heads, call.kv_heads, call.value_head_size)
     widest = max(width, (call.heads + 2 * call.kv_heads) * call.head_size)
     work = 4 * sum(_workspace_sizes(shape, vocabulary, product_parts(widest)))
-    table = 4 * (1 + lines) * longest
+    table = 4 * (1 + max(lines, FEWEST_LINES)) * longest
     rotations = 2 * longest * call.head_size * element
     logits = 2 * sum(BUCKETS) * vocabulary * element  # single rows and trees
     cuts = CutMemory.of(BUCKETS[-1], vocabulary, torch.device("meta")).nbytes
