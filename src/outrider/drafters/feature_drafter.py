@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from outrider.model.cuda.capture import Capture
     from outrider.model.cuda.slot_table import SlotTable
 
-CATCH_UP_ROWS = 512  # rows of one catch-up pass: bounds its memory
+CATCH_UP_ROWS, GPU_CATCH_UP_ROWS = 512, 2048  # of one catch-up pass: bounds its memory
 
 
 class Rows(NamedTuple):
@@ -50,6 +50,8 @@ class FeatureDrafter(TrainedDrafter):
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)
+        on_gpu = self.device.type == "cuda"
+        self._catch_up_rows = GPU_CATCH_UP_ROWS if on_gpu else CATCH_UP_ROWS
         # Per request: the head's states after the text (ROOT) and after nodes of its draft.
         self._states: dict[Request, dict[int, Tensor]] = {}
 
@@ -76,7 +78,7 @@ class FeatureDrafter(TrainedDrafter):
         missing = [(r, self.entries.valid(r, first=1), end) for r, end in ends]
         last: dict[Request, Tensor] = {}
         while missing := [(request, start, end) for request, start, end in missing if start < end]:
-            parts, room = [], CATCH_UP_ROWS
+            parts, room = [], self._catch_up_rows
             for i, (request, start, end) in enumerate(missing):
                 until = min(end, start + room)
                 if until > start:
