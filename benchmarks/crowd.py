@@ -18,7 +18,7 @@ from gpu import load_prompts, parser_of, tell
 from torch import Tensor
 
 from outrider import LLM, SamplingParams
-from outrider.audit.reference import FACTOR, LIMIT, last_place, load_reference
+from outrider.audit.reference import FACTOR, last_place, load_reference
 from outrider.core.outputs import RequestOutput
 
 SHORTEST, LONGEST = 8, 192  # tokens that a request asks for
@@ -55,7 +55,7 @@ def served(llm: LLM, prompts: list[list[int]], params: list[Any]) -> tuple[list[
 
 @torch.inference_mode()
 def judged(model: str, dtype: torch.dtype, results: list[RequestOutput]) -> dict[str, Any]:
-    """Distances from the best score, in units of what rounding explains."""
+    """Distances from the best score. Both scores are rounded, and so is all before them."""
     reference = load_reference(model, dtype, "cuda", parameters=1).loaded.model  # in float32
     worst, ties, largest = 0.0, 0, 0.0
     waiting = iter(sorted(results, key=lambda r: len(r.outputs[0].token_ids)))
@@ -63,7 +63,7 @@ def judged(model: str, dtype: torch.dtype, results: list[RequestOutput]) -> dict
         distance, highest = distances(reference, some)
         worst, largest = max(worst, float(distance.max())), max(largest, highest)
         ties += int((distance > 0).sum())
-    allowed = FACTOR * LIMIT[dtype] * last_place(largest, dtype)
+    allowed = FACTOR * last_place(largest, dtype)
     return {
         "tokens that are not the best in float32": ties,
         "worst distance": worst,

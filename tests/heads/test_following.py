@@ -172,3 +172,25 @@ def test_as_many_guesses_hold_as_by_the_hosts_hand(
     assert sum(accepted[1]) > 40
     # At a text's end, chains of the device are not cut short.
     assert all(abs(a - b) <= 2 for a, b in zip(*accepted, strict=True))
+
+
+def test_where_a_round_fails_the_host_goes_on_and_says_so(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = asked(3, 30)
+    plain = expect(models, texts, monkeypatch)
+    config = {"model": heads["eagle3"], "num_speculative_tokens": 4}
+    llm, graphs = make_followed(models.target, config)
+    again = graphs.again
+
+    def failing(rows: int, prepare: Any) -> Any:
+        if graphs.followed == 3:
+            raise RuntimeError("no more memory for graphs")
+        return again(rows, prepare)
+
+    graphs.again = failing  # type: ignore[method-assign]
+    results = run(llm, texts)
+    same_results(llm, texts, results, plain)
+    llm.engine.kv.check()
+    assert graphs.followed == 3 and llm.engine.drafter.following is None
+    assert "eagle3 wait for the host from now on: no more memory" in caplog.text

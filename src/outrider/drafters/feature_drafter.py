@@ -146,6 +146,7 @@ class FeatureDrafter(TrainedDrafter):
             from outrider.drafters.following import Following
 
             self.following = Following(self.loop, graphs)
+            self.loop_way += ", round after round"
 
     def followed(self, request: Request, start: int) -> None:
         self.entries.write(request.slots[start:] + request.reserved[:1])

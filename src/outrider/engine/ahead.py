@@ -1,5 +1,6 @@
 """On a GPU: the next pass starts before the tokens of the one under way are known here."""
 
+import logging
 from time import perf_counter
 
 from outrider.core.request import Request
@@ -14,6 +15,8 @@ from outrider.engine.stopwatch import plain_pass
 from outrider.model.kv import KVCache
 from outrider.model.runner import Runner
 from outrider.verify import Method, pass_can_choose
+
+log = logging.getLogger(__name__)
 
 
 class RunAhead:
@@ -61,13 +64,16 @@ class RunAhead:
         """Slots for the next pass, behind those of the one under way, as many of each text; or
         none at all: then somebody must be preempted, which is the scheduler's to decide."""
         wanted = launched.slots
-        for request, count in wanted.items():
-            self.kv.trim(request, count)  # what was set aside and not drafted
+        self._give_back(launched)  # what was set aside and not drafted
         if all(self.kv.reserve(request, count) for request, count in wanted.items()):
             return True
-        for request, count in wanted.items():
-            self.kv.trim(request, count)
+        self._give_back(launched)
         return False
+
+    def _give_back(self, launched: Launched) -> None:
+        """All slots but those of the pass under way."""
+        for request, count in launched.slots.items():
+            self.kv.trim(request, count)
 
     def _write_on(self, launched: Launched) -> Launched:
         """Without drafts."""
@@ -99,7 +105,13 @@ class RunAhead:
         for request in requests:
             graphs.table.holds(request, request.slots)
         prepared = leader.prepared
-        flight, guesses = leader.following(slots)
+        try:
+            flight, guesses = leader.following(slots)
+        except Exception as problem:  # compilers and drivers fail in ways of their own
+            log.warning("drafts of %s wait for the host from now on: %s", leader.name, problem)
+            leader.following = None
+            self._give_back(launched)
+            return None
         self.scheduler.wrote()
 
         def told() -> dict[Request, TokenTree]:

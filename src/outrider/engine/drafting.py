@@ -2,35 +2,21 @@
 
 from math import log1p
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from outrider.core.errors import ConfigError, InvalidRequest, OutriderError
+from outrider.core.errors import OutriderError
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.merging import merge
-from outrider.drafters.registry import drafter_class, make_drafter, parse_config
+from outrider.engine.crew import Crew, Plan
 from outrider.engine.policy.explain import Decisions, Explanation, explain
 from outrider.engine.policy.gate import Outlook, Pass, Size
 from outrider.engine.policy.interest import Rest
 from outrider.engine.policy.policy import Policy
 from outrider.model.kv import KVCache
 from outrider.model.runner import Runner
-
-
-class Plan(NamedTuple):
-    """How one request is drafted for. A length of None leaves it to the policy."""
-
-    name: str
-    drafters: tuple[Drafter, ...]
-    length: int | None
-
-    @property
-    def most(self) -> int:
-        """Nodes that it may be given in a step."""
-        longest = max((drafter.longest for drafter in self.drafters), default=0)
-        return longest if self.length is None else self.length
 
 
 class Proposal(NamedTuple):
@@ -41,7 +27,6 @@ class Proposal(NamedTuple):
     chances: list[float]  # per node: that the target's text runs through it
 
 
-NOBODY = Plan("none", (), 0)
 ROUTINE = 16  # rows at most that a drafter reads before a draft, once it follows a text
 
 
@@ -50,11 +35,8 @@ class Drafting:
         self.config = config
         self.runner = runner  # the target's
         self.policy = policy
-        self.root = make_drafter(config, runner.loaded)
-        for drafter in dict.fromkeys([self.root, *self.root.members]):
-            if drafter.needs_hidden:
-                drafter.features = runner.tap(drafter.needs_hidden, drafter.project)
-        self._extra: dict[str, Drafter] = {}  # light ones that single requests have asked for
+        self.crew = Crew(config, runner, policy)
+        self.root = self.crew.root
         self._plans: dict[Request, Plan] = {}
         self._proposals: dict[Request, list[Proposal]] = {}  # of the step under way
         self._alone: dict[Request, Drafter] = {}  # whose proposal is checked as it is, if anyone's
@@ -88,63 +70,15 @@ class Drafting:
         cost."""
         return any(plan.length is None for plan in self._plans.values())
 
-    def drafters(self) -> list[Drafter]:
-        """All that must hear of requests, each once."""
-        return [self.root, *self._extra.values()]
-
     def bind(self, kv: KVCache) -> None:
         """The slots exist now."""
-        self._kv = kv
-        self._bind(self.root)
-
-    def _bind(self, drafter: Drafter) -> None:
-        for each in {drafter, *drafter.members}:
-            each.target_runner = self.runner
-            each.pass_seconds = lambda rows: self.policy.cost.seconds(rows)
-        drafter.bind(self._kv)
+        self._slots = kv.total
+        self.crew.bind(kv)
 
     # ---- requests ----
 
     def add(self, request: Request, plan: Plan) -> None:
         self._plans[request] = plan
-
-    def plan(self, wanted: Any) -> Plan:
-        """From `SamplingParams.speculation`; raises InvalidRequest for what cannot be had."""
-        if wanted is False:
-            return NOBODY
-        if wanted is None:
-            return self._plan(self.root, self.config.num_speculative_tokens)
-        try:
-            config = parse_config({"method": self.root.name, **wanted})
-        except ConfigError as error:
-            raise InvalidRequest(f"speculation: {error}") from None
-        if config.options or config.verification != "coupled":
-            raise InvalidRequest(
-                "speculation takes 'method' and 'num_speculative_tokens'; other options are the "
-                "engine's (speculative_config)"
-            )
-        return self._plan(self._named(config.method), config.num_speculative_tokens)
-
-    def _plan(self, drafter: Drafter, length: int | None) -> Plan:
-        if drafter.longest == 0:
-            return NOBODY
-        members = tuple(drafter.members) if length is None else (drafter,)
-        return Plan(drafter.name, members, length)
-
-    def _named(self, method: str) -> Drafter:
-        for drafter in (self.root, *self.root.members, *self._extra.values()):
-            if drafter.name == method:
-                return drafter
-        if not drafter_class(method).light:
-            raise InvalidRequest(
-                f"speculation: drafter {method!r} was not loaded with this engine; name it in "
-                "speculative_config"
-            )
-        config = DraftConfig(method, None, self.config.verification)
-        made = make_drafter(config, self.runner.loaded)
-        self._bind(made)
-        self._extra[method] = made
-        return made
 
     def can_wait(self, request: Request) -> bool:
         """Whether the next pass may start without drafts for it: none are made, or the policy
@@ -157,7 +91,7 @@ class Drafting:
         return self._plans[request].most
 
     def observe(self, spans: list[Span]) -> None:
-        for drafter in self.drafters():
+        for drafter in self.crew.all:
             drafter.observe(spans)
 
     def release(self, request: Request) -> None:
@@ -165,19 +99,19 @@ class Drafting:
         self._plans.pop(request, None)
         self._proposals.pop(request, None)
         self.policy.release(request)
-        for drafter in self.drafters():
+        for drafter in self.crew.all:
             drafter.release(request)
 
     def reset(self) -> None:
         self._lessons.clear()
         self.policy.reset()
         self.decisions = Decisions()
-        for drafter in self.drafters():
+        for drafter in self.crew.all:
             drafter.reset()
 
     def explain(self) -> Explanation:
         self.learn()
-        names = [drafter.name for drafter in (*self.root.members, *self._extra.values())]
+        names = [drafter.name for drafter in self.crew.members]
         adaptive = self.adaptive or self.measures
         return explain(self.root.name, names, adaptive, self.policy, self.decisions)
 
@@ -383,7 +317,7 @@ class Drafting:
         self._proposals = {request: [] for request in batch}
         self._alone.clear()
         budget = {request: self.most(request) for request in batch}
-        cut = self._look_up(free, budget, base, self._kv.total, late=True)
+        cut = self._look_up(free, budget, base, self._slots, late=True)
         outlooks = self._outlooks(drafter, batch, budget, dict.fromkeys(batch, 0.0))
         lengths = [len(tree) for tree in trees]
         sizes = _sizes(drafter, outlooks)
@@ -396,8 +330,7 @@ class Drafting:
         names = {tree.source for tree in drafted}
         if len(names) > 1 or any(tree.parents != [*range(-1, len(tree) - 1)] for tree in drafted):
             return None
-        everyone = (self.root, *self.root.members)
-        return next((drafter for drafter in everyone if drafter.name in names), None)
+        return next((drafter for drafter in self.crew.members if drafter.name in names), None)
 
     def proposed(self, drafter: Drafter, batch: list[Request], trees: list[TokenTree]) -> None:
         """What a drafter that went on by itself has proposed in the step under way."""

@@ -166,7 +166,7 @@ class Engine:
         if request_id in self.jobs:
             raise InvalidRequest(f"request id {request_id!r} is already in use")
         checked = self.intake.check(prompt, params)
-        plan = self.drafting.plan(params.speculation)
+        plan = self.drafting.crew.plan(params.speculation)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         job = Job(request_id, checked.text, checked.ids, seed, plan.name)
         for sample in range(params.n):

@@ -89,7 +89,7 @@ class Replay:
         self.draft_time: dict[str, float] = {}  # by drafter, per level; for costly ones
 
     def run(self, count: int, tokens: int) -> Outcome:
-        from outrider.engine.drafting import Plan
+        from outrider.engine.crew import Plan
 
         requests = []
         for i in range(count):

@@ -11,7 +11,7 @@ from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import Verdict
 from outrider.drafters.base import Drafter
-from outrider.engine.drafting import Plan
+from outrider.engine.crew import Plan
 from outrider.engine.policy.gate import Pass
 
 TEXT = list(range(100, 140))
