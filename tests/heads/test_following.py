@@ -3,6 +3,7 @@ read what it would have read by the host's hand."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.engine.helpers import Ask, Models, make_llm, random_prompt, run, same_results
@@ -14,6 +15,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters import device_loop
+from outrider.drafters.following import _as_checked
 from outrider.engine.llm import LLM
 
 RIGHT = [0, 2, 1, 4, 0, 3, 1]
@@ -194,3 +196,64 @@ def test_where_a_round_fails_the_host_goes_on_and_says_so(
     llm.engine.kv.check()
     assert graphs.followed == 3 and llm.engine.drafter.following is None
     assert "eagle3 wait for the host from now on: no more memory" in caplog.text
+
+
+def test_a_cached_prompt_that_joins_keeps_its_text(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last token may get the slot that the cache has for it, when its first pass is committed:
+    no round may have been told of the other one."""
+    prompt = random_prompt(3, 12)
+    texts = [
+        (
+            prompt,
+            SamplingParams(temperature=0.9, seed=100 + i, max_tokens=20 + 9 * i, ignore_eos=True),
+        )
+        for i in range(5)
+    ]
+    plain = expect(models, texts, monkeypatch)
+    config = {"method": "auto", "drafters": [{"model": heads["eagle3"]}]}
+    llm, graphs = make_followed(models.target, config, max_num_seqs=2)
+    llm.engine.policy.draft_always()
+    results = run(llm, texts)
+    same_results(llm, texts, results, plain)
+    llm.engine.kv.check()
+    assert graphs.followed > 8
+
+
+def test_one_with_drafts_leaves_one_without(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(make_llm(models.target), [ask(1, 60)])[0].outputs[0].token_ids
+    texts = [
+        ask(1, 60, stop_token_ids=[first[25]]),
+        ask(3, 60, speculation={"method": "suffix"}),
+    ]
+    plain = expect(models, texts, monkeypatch, right=[4])
+    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"]}]}
+    llm, graphs = make_followed(models.target, config)
+    monkeypatch.setattr(llm.engine.policy, "goes_on", lambda *_: True)
+    results = run(llm, texts)
+    same_results(llm, texts, results, plain)
+    assert graphs.followed > 2 and results[1].speculation.drafted == 0
+
+
+def test_what_the_host_had_drafted_is_learned_from_though_no_round_follows(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = asked(2, 30)
+    expect(models, texts, monkeypatch, right=[4])
+    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"]}]}
+    llm, graphs = make_followed(models.target, config)
+    policy, lessons = llm.engine.policy, []
+    policy.draft_always()
+    learn = policy.learn
+    monkeypatch.setattr(policy, "goes_on", lambda *_: False)
+    monkeypatch.setattr(policy, "learn", lambda *a: lessons.append(a[1]) or learn(*a))
+    run(llm, texts)
+    assert graphs.followed == 0 and lessons.count("eagle3") > 5
+
+
+def test_where_there_was_no_guess_the_chain_is_what_was_checked() -> None:
+    found = np.array([[7.0, 0.5], [-1.0, 0.4], [17.0, 0.3]])
+    assert _as_checked(found) == ([7, 0, 17], [0.5, 0.0, 0.3])

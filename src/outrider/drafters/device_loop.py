@@ -157,7 +157,7 @@ class DeviceLoop(ABC):
         self._found_here[:found].copy_(self._found[:found], non_blocking=True)
         self.cuda.wait()
         guessed = self._found_here[:found].view(-1, 2, count).numpy()
-        return [guesses_in(guessed[: text.guesses, :, i]) for i, text in enumerate(texts)]
+        return [_guesses(guessed[: text.guesses, :, i]) for i, text in enumerate(texts)]
 
     def captured_for(
         self, make: Callable[[], Callable[[], None]], *size: int
@@ -236,7 +236,7 @@ class DeviceLoop(ABC):
         fields[LAST] = np.cumsum([len(text.rows) for text in texts]) - 1
 
 
-def guesses_in(found: np.ndarray) -> Guesses:
+def _guesses(found: np.ndarray) -> Guesses:
     """found [guesses, 2]; where no token was possible, the chain ends."""
     tokens = found[:, 0].astype(np.int64).tolist()
     end = tokens.index(-1) if -1 in tokens else len(tokens)

@@ -15,7 +15,7 @@ import torch
 
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
-from outrider.drafters.device_loop import DeviceLoop, guesses_in
+from outrider.drafters.device_loop import DeviceLoop
 from outrider.drafters.loop_text import ROWS, TEXTS, Guesses, bucket
 from outrider.model.cuda.follow import aim, numbers_of, settle
 from outrider.model.cuda.graphs import Graph, Graphs
@@ -40,6 +40,11 @@ class Following:
         found = len(loop.found(TEXTS[-1]).flatten())
         self._found_here = [loop.cuda.host_memory(found, torch.float64) for _ in range(STAGES)]
         self.rounds = 0  # so far
+
+    def takes(self, batch: list[Request]) -> bool:
+        """Whether there can be rounds for these texts."""
+        few = len(batch) <= TEXTS[-1]
+        return few and all(r.params.logprobs is None and self._loop.fits(r, 2) for r in batch)
 
     def fits(self, batch: list[Request], trees: list[TokenTree]) -> bool:
         """Whether a round can come after the pass that checks these chains."""
@@ -77,7 +82,7 @@ class Following:
 
         def guessed() -> list[Guesses]:
             known = found_here[: found.numel()].view(found.shape).numpy()
-            return [guesses_in(known[: n - 1, :, i]) for i, n in enumerate(lengths)]
+            return [_as_checked(known[: n - 1, :, i]) for i, n in enumerate(lengths)]
 
         return Round(self._graphs.again(sum(lengths), prepare), guessed)
 
@@ -106,3 +111,9 @@ class Following:
         tiles = [-(-length // tile) for length in lengths]
         numbers[2 * count :][: len(slots)] = [0, *accumulate(tiles)][:-1]
         numbers[3 * count :][: sum(lengths)] = [slot for each in slots for slot in each]
+
+
+def _as_checked(found: np.ndarray) -> Guesses:
+    """found [guesses, 2]; where no token was possible, `aim` has the pass check token 0."""
+    tokens, sure = found[:, 0].astype(np.int64), found[:, 1]
+    return Guesses(np.maximum(tokens, 0).tolist(), np.where(tokens < 0, 0.0, sure).tolist())

@@ -1,12 +1,13 @@
 """On a GPU: the next pass starts before the tokens of the one under way are known here."""
 
 import logging
+from array import array
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.base import Drafter
-from outrider.drafters.loop_text import Guesses
 from outrider.engine.drafting import Drafting
 from outrider.engine.launched import Launched, segment_ahead
 from outrider.engine.scheduler import Scheduler, Work
@@ -15,6 +16,9 @@ from outrider.engine.stopwatch import plain_pass
 from outrider.model.kv import KVCache
 from outrider.model.runner import Runner
 from outrider.verify import Method, pass_can_choose
+
+if TYPE_CHECKING:
+    from outrider.drafters.following import Round
 
 log = logging.getLogger(__name__)
 
@@ -93,41 +97,48 @@ class RunAhead:
         """With drafts that are made on the device, after what this pass will have chosen."""
         work, trees = launched.work, launched.trees
         requests = [item.sequence.request for item in work]
-        leader = None
-        if launched.rows is None:  # it still has the shape that the device knows
-            leader = self.drafting.leader(requests, trees, plain_pass(work))
-        if leader is None or leader.following is None or not self._reserve(launched):
+        if launched.rows is not None:  # it has no longer the shape that the device knows
             return None
-        start = perf_counter()
+        if not all(request.output_ids for request in requests):
+            return None  # a prompt's last token may change its slot when the pass is committed
+        room = self.scheduler.room(work)
+        leader = self.drafting.leader(requests, trees, plain_pass(work), room)
+        if leader is None or not self._reserve(launched):
+            return None
+        start, prepared = perf_counter(), leader.prepared
         slots = [r.reserved[1 + len(tree) :] for r, tree in zip(requests, trees, strict=True)]
-        graphs = self.runner.graphs
-        assert graphs is not None
-        for request in requests:
-            graphs.table.holds(request, request.slots)
-        prepared = leader.prepared
-        try:
-            flight, guesses = leader.following(slots)
-        except Exception as problem:  # compilers and drivers fail in ways of their own
-            log.warning("drafts of %s wait for the host from now on: %s", leader.name, problem)
-            leader.following = None
+        next_round = self._start_round(leader, requests, slots)
+        if next_round is None:
             self._give_back(launched)
             return None
         self.scheduler.wrote()
+        # The pass under way has waited for what was captured, too.
+        launched.routine = routine = leader.prepared == prepared
 
         def told() -> dict[Request, TokenTree]:
-            known = zip(requests, slots, guesses(), strict=True)
-            return {request: _chain(leader, each, len(own) - 1) for request, own, each in known}
+            chains = [
+                TokenTree.chain(found.tokens, leader.name, confidence=found.confidence)
+                for found in next_round.guesses()
+            ]
+            return dict(zip(requests, chains, strict=True))
 
         items = [Work(w.sequence, 1, len(tree)) for w, tree in zip(work, trees, strict=True)]
         return Launched(
-            items, trees, flight, start, drafted=True, leader=leader, guesses=told,
-            routine=leader.prepared == prepared,
+            items, trees, next_round.flight, start, drafted=True, leader=leader, guesses=told,
+            routine=routine,
         )  # fmt: skip
 
-
-def _chain(drafter: Drafter, found: Guesses, length: int) -> TokenTree:
-    """Where no guess was possible, the device has checked token 0."""
-    missing = length - len(found.tokens)
-    tokens = found.tokens + [0] * missing
-    confidence = found.confidence + [0.0] * missing
-    return TokenTree.chain(tokens, drafter.name, confidence=confidence)
+    def _start_round(
+        self, leader: Drafter, requests: list[Request], slots: list[array]
+    ) -> "Round | None":
+        """None where the device cannot do it after all; then it is not tried again."""
+        graphs, following = self.runner.graphs, leader.following
+        assert graphs is not None and following is not None
+        for request in requests:
+            graphs.table.holds(request, request.slots)
+        try:
+            return following(slots)
+        except Exception as problem:  # compilers and drivers fail in ways of their own
+            log.warning("drafts of %s wait for the host from now on: %s", leader.name, problem)
+            leader.following = None
+            return None

@@ -72,7 +72,6 @@ class Drafting:
 
     def bind(self, kv: KVCache) -> None:
         """The slots exist now."""
-        self._slots = kv.total
         self.crew.bind(kv)
 
     # ---- requests ----
@@ -208,14 +207,15 @@ class Drafting:
             log_gain=cut.log_gain,
         )
         backlogs = [drafter.backlog(request) for request in mine]
-        price = self.policy.price(drafter.name, backlogs, ahead, drafter.following is not None)
+        follows = drafter.following is not None and drafter.following.takes(batch)
+        price = self.policy.price(drafter.name, backlogs, ahead, follows)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         if offer is None or late:
             self.wanted = self.wanted or offer is not None
             return False
         chosen = [mine[i] for i in offer.chosen]
         self._call(drafter, chosen, {r: min(offer.nodes, budget[r]) for r in chosen})
-        if drafter.following is not None:  # it goes on by itself only below chains of its own
+        if follows:  # it goes on by itself only below chains of its own
             for request in chosen:
                 proposals = self._proposals[request]
                 if proposals and sum(proposals[-1].chances) >= cut.expected[request]:
@@ -303,26 +303,46 @@ class Drafting:
 
     # ---- drafts that follow each other on the device ----
 
-    def leader(self, batch: list[Request], trees: list[TokenTree], base: Pass) -> Drafter | None:
+    def leader(
+        self, batch: list[Request], trees: list[TokenTree], base: Pass, room: int
+    ) -> Drafter | None:
         """While the pass that checks these trees is under way: the drafter that may go on by
-        itself, with chains of the same lengths for the same texts."""
+        itself, with chains of the same lengths for the same texts. `room`: nodes that a pass may
+        have."""
         drafter = self._author(trees)
         if drafter is None or drafter.following is None:
             return None
         if not drafter.following.fits(batch, trees):
             return None
-        free = [r for r in batch if self._plans[r].length is None]
-        if not free:
-            return drafter
-        self._proposals = {request: [] for request in batch}
+        mine = self._drafted_by(drafter, batch)
+        free = [request for request in mine if self._plans[request].length is None]
+        chains = dict(zip(batch, trees, strict=True))
+        if any(not len(chains[request]) for request in mine if request not in free):
+            return None  # it was promised drafts
+        if free and not self._keeps_shape(drafter, mine, chains, base, room):
+            return None
+        return drafter
+
+    def _keeps_shape(
+        self,
+        drafter: Drafter,
+        batch: list[Request],
+        chains: dict[Request, TokenTree],
+        base: Pass,
+        room: int,
+    ) -> bool:
+        """Whether nothing promises more than chains of these lengths once more."""
+        under_way, self._proposals = self._proposals, {request: [] for request in chains}
         self._alone.clear()
-        budget = {request: self.most(request) for request in batch}
-        cut = self._look_up(free, budget, base, self._slots, late=True)
+        each = max(1, room // len(chains))
+        budget = {request: min(self.most(request), each) for request in chains}
+        cut = self._look_up(list(chains), budget, base, room, late=True)
+        if any(under_way.values()):  # what the host has had drafted for the pass is its lesson
+            self._proposals = under_way
         outlooks = self._outlooks(drafter, batch, budget, dict.fromkeys(batch, 0.0))
-        lengths = [len(tree) for tree in trees]
+        lengths = [len(chains[request]) for request in batch]
         sizes = _sizes(drafter, outlooks)
-        goes_on = self.policy.goes_on(drafter.name, outlooks, sizes, lengths, base, cut.speed)
-        return drafter if goes_on else None
+        return self.policy.goes_on(drafter.name, outlooks, sizes, lengths, base, cut.speed)
 
     def _author(self, trees: list[TokenTree]) -> Drafter | None:
         """Whose chains these are, if they are nobody else's."""

@@ -26,7 +26,7 @@ class Launched:
     leader: Drafter | None = None  # who drafted for it on the device, after the pass before
     # Then its trees have the right shape only, until the pass has landed and this tells the rest.
     guesses: Callable[[], dict[Request, TokenTree]] | None = None
-    routine: bool = True  # whether nothing was built for it that others will use again
+    routine: bool = True  # whether nothing was built meanwhile that others will use again
 
     def chosen(self) -> list[int] | None:
         """The target's token at every row; waits for the pass. None where it has chosen none."""

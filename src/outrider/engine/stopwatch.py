@@ -48,11 +48,14 @@ class Stopwatch:
     def teach(self) -> None:
         """Tell the policy, once the next pass is under way."""
         policy = self.drafting.policy
-        for launched, base, took, waited in self._noted:
+        noted, self._noted = self._noted, []
+        for launched, base, took, waited in noted:
+            if not launched.routine:
+                continue
             lengths = [len(tree) for tree in launched.trees]
             rows = base.rows + sum(lengths)
             if launched.leader is not None:  # the drafts were made in this time, too
-                if not launched.routine:
+                if launched.rows is not None:  # and others' who have left
                     continue
                 drafting = took - policy.cost.seconds(rows, base.sequences, base.keys)
                 timing = policy.following[launched.leader.name]
@@ -61,7 +64,6 @@ class Stopwatch:
             policy.cost.learn(rows, base.sequences, base.keys, took)
             if self.runner.runs_ahead and rows > base.rows:
                 policy.waited.learn(waited, base.writers)
-        self._noted.clear()
 
 
 def plain_pass(work: list[Work]) -> Pass:

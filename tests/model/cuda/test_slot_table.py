@@ -51,3 +51,14 @@ def test_ancestors_as_bits() -> None:
     assert bits.tolist() == [0b1, 0b11, 0b101, 0b1101]
     longest = ancestor_bits(list(range(-1, 63)))
     assert longest.dtype == np.int64 and longest[63] == -1  # all 64 bits
+
+
+def test_what_the_device_wrote_is_known_up_to_the_text_and_no_further() -> None:
+    table = SlotTable(lines=2, longest=40, device=DEVICE)
+    text = array("q", range(10, 20))
+    (line,) = table.lines_for([row(text, text)])
+    table.write(*table.changes([row(text, text)], [line]))
+    table.device_table[line, 4:9] = 77  # a kernel has gone on from the fifth place
+    table.holds(id(text), text[:4] + array("q", [77]))
+    now = text[:4] + array("q", [77]) + text[5:]  # the same slots as were sent once
+    assert table.changes([row(now, text)], [line])[1] == list(text[5:])

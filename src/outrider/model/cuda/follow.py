@@ -107,13 +107,12 @@ def _settle(
     tl.store(to + 4 * texts, context + held + 1 - FIRST)
     tl.store(to + 5 * texts, text.to(tl.int64))
     tl.store(to + 7 * texts, text.to(tl.int64))
-    for field in tl.static_range(6, 10):
-        if field != 7:
-            tl.store(to + field * texts, first * 0 + 1)
-    for field in tl.static_range(10, 14):
+    for field in tl.static_range(8, 10):
+        tl.store(to + field * texts, 1)
+    tl.store(to + 6 * texts, 1)
+    for field in tl.static_range(10, 14):  # how the target chooses
         tl.store(to + field * texts, tl.load(packed + field * rows + first))
-    output = tl.load(packed + 12 * rows + first)
-    tl.store(to + 12 * texts, output + held + 1)
+    tl.store(to + 12 * texts, tl.load(packed + 12 * rows + first) + held + 1)
     tl.store(to + 17 * texts, context + held + own_rows - 1 - FIRST)
     tl.store(to + 19 * texts, first + held)
 
