@@ -95,8 +95,10 @@ class Engine:
         self._modelled = 0.0  # seconds that drafters with a model took for the pass to come
         self.stopwatch = Stopwatch(self.runner, self.drafting)
         self.seconds: defaultdict[str, float] = defaultdict(float)  # by phase, and "step" in all
-        if self.drafting.adaptive:
-            _ = self.policy.cost  # now, not while the first request waits
+        if self.drafting.adaptive or self.runner.runs_ahead:
+            # Now: not while the first request waits, nor in the middle of passes that hand tokens
+            # to each other, once a request leaves its length to the policy.
+            _ = self.policy.cost
 
     @property
     def drafter(self) -> Drafter:
