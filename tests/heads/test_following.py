@@ -257,3 +257,30 @@ def test_what_the_host_had_drafted_is_learned_from_though_no_round_follows(
 def test_where_there_was_no_guess_the_chain_is_what_was_checked() -> None:
     found = np.array([[7.0, 0.5], [-1.0, 0.4], [17.0, 0.3]])
     assert _as_checked(found) == ([7, 0, 17], [0.5, 0.0, 0.3])
+
+
+def test_a_round_guesses_what_passes_one_by_one_guess(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token by token, and nothing of the text is left for the drafter to read again."""
+    texts = asked(3, 40)
+    expect(models, texts, monkeypatch)
+    use_plain_kernels(monkeypatch)  # the head's own guesses, right or wrong
+    config = {"model": heads["eagle3"], "num_speculative_tokens": 4}
+    llm, _ = make_followed(models.target, config)
+    engine, drafter, compared = llm.engine, llm.engine.drafter, []
+    told = engine.drafting.followed
+
+    def checked(leader: Any, spans: Any, slots: Any) -> None:
+        told(leader, spans, slots)
+        found = engine._ahead.guesses()  # type: ignore[union-attr]
+        left = [s.request for s in spans if s.request in engine.drafting._plans]
+        assert [drafter.backlog(request) for request in left] == [0] * len(left)
+        loop, drafter.loop = drafter.loop, None  # type: ignore[attr-defined]
+        expected = drafter.propose(left, [4] * len(left))
+        drafter.loop = loop  # type: ignore[attr-defined]
+        compared.extend((found[r].tokens, e.tokens) for r, e in zip(left, expected, strict=True))
+
+    monkeypatch.setattr(engine.drafting, "followed", checked)
+    run(llm, texts)
+    assert len(compared) > 20 and all(got == due for got, due in compared)

@@ -332,13 +332,20 @@ class Drafting:
         room: int,
     ) -> bool:
         """Whether nothing promises more than chains of these lengths once more."""
-        under_way, self._proposals = self._proposals, {request: [] for request in chains}
-        self._alone.clear()
         each = max(1, room // len(chains))
         budget = {request: min(self.most(request), each) for request in chains}
-        cut = self._look_up(list(chains), budget, base, room, late=True)
-        if any(under_way.values()):  # what the host has had drafted for the pass is its lesson
+        self._alone.clear()
+        under_way = self._proposals
+        if any(under_way.values()):  # the host has had them drafted: the lookups were asked as well
+            self._proposals = {
+                request: [p for p in under_way.get(request, ()) if _is_lookup(p.drafter)]
+                for request in chains
+            }
+            cut = self._cut(list(chains), budget, base, room, late=True)
             self._proposals = under_way
+        else:
+            self._proposals = {request: [] for request in chains}
+            cut = self._look_up(list(chains), budget, base, room, late=True)
         outlooks = self._outlooks(drafter, batch, budget, dict.fromkeys(batch, 0.0))
         lengths = [len(chains[request]) for request in batch]
         sizes = _sizes(drafter, outlooks)

@@ -219,8 +219,8 @@ class Engine:
             else:
                 trees = self._draft(work, launched is not None)
             launched = launched or self._launch(work, trees)
-            waits = self.drafting.wanted or any(map(len, trees))
-            if (launched.drafted and any(map(len, trees))) or not waits:
+            found = any(map(len, trees))  # too late for a pass that was not drafted for: it waits
+            if launched.drafted if found else not self.drafting.wanted:
                 self._ahead = self._start_next(launched)
             self._learn()
             verdicts = self._verify(launched)
