@@ -14,11 +14,11 @@ from outrider.model.cuda.feature_rows import join_features
 from outrider.model.cuda.fused import DTYPES, fused_layer, fused_norm
 from outrider.model.cuda.inputs import RowInputs
 from outrider.model.cuda.linear import (
-    STREAM_LINES,
     Stream,
     from_stream,
     into_stream,
     product,
+    square_parts,
 )
 from outrider.model.cuda.row_kernels import rotate_and_store
 from outrider.model.cuda.tree_attention import tree_attention
@@ -92,6 +92,5 @@ def unfused_because(head: Any, dtype: torch.dtype) -> str | None:
 def _stream_of(hidden: Tensor) -> Stream:
     """Around hidden [rows, width], which the layers add to; the rest is theirs to fill."""
     rows, width = hidden.shape
-    parts = -(-width // STREAM_LINES)
-    squares = torch.empty(rows, parts, dtype=torch.float32, device=hidden.device)
+    squares = torch.empty(rows, square_parts(width, rows), device=hidden.device)
     return Stream(hidden, torch.empty_like(hidden), squares)

@@ -62,10 +62,24 @@ def main() -> None:
         linear._linear, "bf16", {"num_warps": 2, "num_stages": 3}, **product, CHAINED=True,
         ROWS=16, LINES=32, BLOCK=128, SPLITS=1, BIAS=False, NORM=True, GATED=True, ADD=False,
     )  # fmt: skip
-    compile_kernel(
-        projection._project, "bf16", {"num_warps": 2, "num_stages": 5}, **product, CHAINED=True,
-        ROWS=16, LINES=16, BLOCK=256, SPLITS=3, BIAS=True, HEADS=12, KV_HEADS=2, HEAD_SIZE=128,
-    )  # fmt: skip
+    for rows, lines, options in (
+        (16, 16, {"num_warps": 2, "num_stages": 5}),
+        (64, 64, {"num_warps": 4, "num_stages": 4}),
+    ):
+        compile_kernel(
+            projection._project, "bf16", options, **product, CHAINED=True, ROWS=rows, LINES=lines,
+            BLOCK=128, SPLITS=3, BIAS=True, HEADS=12, KV_HEADS=2, HEAD_SIZE=128,
+        )  # fmt: skip
+    for dtype, rows, block in (("bf16", 32, 64), ("bf16", 64, 64), ("fp32", 64, 32)):
+        wide = {"num_warps": 4, "num_stages": 4}
+        compile_kernel(
+            linear._linear, dtype, wide, **product, CHAINED=True, ROWS=rows, LINES=32, BLOCK=block,
+            SPLITS=1, BIAS=False, NORM=True, GATED=True, ADD=False,
+        )  # fmt: skip
+        compile_kernel(
+            linear._linear, dtype, wide, **product, CHAINED=True, ROWS=rows, LINES=64, BLOCK=block,
+            SPLITS=5, BIAS=True, NORM=False, GATED=False, ADD=True,
+        )  # fmt: skip
     compile_kernel(linear._gate, "bf16", {"num_warps": 4}, INNER=8960, BLOCK=1024)
     for dtype in ("bf16", "fp32"):
         compile_kernel(
@@ -82,12 +96,12 @@ def main() -> None:
         )  # fmt: skip
         compile_kernel(
             tree_attention._join, dtype, {"num_warps": 2},
-            VALUE_SIZE=80, FEWEST_KEYS=32, JOINED=64, SIZE=32, CHAINED=True,
+            VALUE_SIZE=80, FEWEST_KEYS=32, JOINED=64, MANY_JOINED=256, SIZE=32, CHAINED=True,
         )  # fmt: skip
         for sums in (False, True):
             compile_kernel(
                 choice._choose_part, dtype, {"num_warps": 8},
-                VOCABULARY=151936, GROUPS=64, CUTS=not sums, SUMS=sums, CHAINED=True,
+                VOCABULARY=151936, GROUPS=64, AT_ONCE=16, CUTS=not sums, SUMS=sums, CHAINED=True,
             )  # fmt: skip
         row = {"VOCABULARY": 151936, "CHUNK": truncation.CHUNK, "CHUNKS": 38, "CHAINED": True}
         compile_kernel(

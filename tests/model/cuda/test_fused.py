@@ -12,7 +12,7 @@ from tests.tiny import VOCAB, make_tiny
 
 from outrider.model.cuda.fused import FusedModel, unfused_because
 from outrider.model.cuda.inputs import prompt_inputs
-from outrider.model.cuda.linear import STREAM_LINES, Norm, Stream, from_stream, into_stream
+from outrider.model.cuda.linear import Norm, Stream, from_stream, into_stream
 from outrider.model.cuda.tree_attention import workspace_for
 from outrider.model.cuda.unfused import UnfusedModel
 from outrider.model.cuda.workspace import Workspace
@@ -150,7 +150,7 @@ def normed(stream: Stream, norm: Norm) -> torch.Tensor:
     return torch.nn.functional.rms_norm(stream.hidden, width, norm.weight, norm.epsilon)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 17, 70])
+@pytest.mark.parametrize("rows", [1, 5, 17, 40, 70])
 @pytest.mark.parametrize(("width", "inner"), [(48, 160), (100, 36)])
 def test_products_into_the_stream_and_out_of_it(rows: int, width: int, inner: int) -> None:
     torch.manual_seed(rows)
@@ -170,4 +170,6 @@ def test_products_into_the_stream_and_out_of_it(rows: int, width: int, inner: in
     gated = from_stream(stream, norm, work, out, gated=True)
     torch.testing.assert_close(gated, torch.nn.functional.silu(gate) * up, rtol=1e-4, atol=1e-4)
     assert not work.arrived.any()
-    assert stream.squares.shape[1] == -(-width // STREAM_LINES)
+    sums = stream.squares.sum(1)
+    if rows <= 64:  # beyond that nobody reads them
+        torch.testing.assert_close(sums, stream.hidden.square().sum(1), rtol=1e-4, atol=1e-4)

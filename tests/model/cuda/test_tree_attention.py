@@ -71,7 +71,7 @@ def test_it_is_the_plain_attention(shapes: list[tuple[int, int]]) -> None:
     check(shapes, rows + 3)  # with padding
 
 
-def test_many_parts_are_joined_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_parts_are_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the first of them saw nothing, as a window has it."""
     monkeypatch.setattr(module, "JOINED", 2)
     for options in (Options(), Options(window=20)):

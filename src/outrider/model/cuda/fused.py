@@ -14,7 +14,7 @@ from torch.nn.functional import rms_norm
 
 from outrider.model.attention import Asked, Kernel, LayerCall, LayerKV, Pass
 from outrider.model.cuda.inputs import SLOT, RowInputs
-from outrider.model.cuda.linear import MOST_ROWS, Norm, Stream, from_stream, into_stream
+from outrider.model.cuda.linear import Norm, Stream, from_stream, into_stream
 from outrider.model.cuda.linear import workspace_for as product_parts
 from outrider.model.cuda.projection import can_project, project
 from outrider.model.cuda.row_kernels import embed, rotate_and_store
@@ -110,7 +110,8 @@ class FusedModel:
     ) -> Tensor:
         """Queries [rows, heads, size]; keys and values go to their slots."""
         norm, slots = layer.before_attention, (memory.keys, memory.values, inputs)
-        if inputs.rows <= MOST_ROWS and layer.head_norms is None and can_project(self.head_size):
+        whole = layer.head_norms is None
+        if whole and can_project(layer.qkv, self.head_size, inputs.rows):
             return project(
                 stream, norm, work, layer.qkv, layer.qkv_bias, self.cos, self.sin, *slots
             )

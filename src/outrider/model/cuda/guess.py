@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.model.cuda.chain import chained
-from outrider.model.cuda.choice import GROUPS, _choose_part
+from outrider.model.cuda.choice import AT_ONCE, GROUPS, _choose_part
 from outrider.model.cuda.inputs import FIELDS, RowInputs
 from outrider.model.cuda.workspace import Workspace
 
@@ -40,7 +40,7 @@ def guess(
     sums = work.weights[rows * chunks :]
     _choose_part[(rows, chunks)](
         logits, inputs.packed, logits, work.parts, work.weights, sums, rows,
-        VOCABULARY=vocabulary, GROUPS=GROUPS, CUTS=False, SUMS=True, num_warps=8,
+        VOCABULARY=vocabulary, GROUPS=GROUPS, AT_ONCE=AT_ONCE, CUTS=False, SUMS=True, num_warps=8,
         **chained(logits.device),
     )  # fmt: skip
     _move_on[(rows,)](

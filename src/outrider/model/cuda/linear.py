@@ -6,7 +6,8 @@ one row: the gate, the residual sum, and the norm before the product. Of the nor
 applied by the kernel that writes the residual stream, which also leaves the squares of what it
 wrote; the scale, one number per row, is applied to the product.
 
-Beyond 16 rows the matrix unit has enough to do for cuBLAS to be faster, although the norm and the
+Up to 16 rows are the height of the matrix unit's tiles; of more rows, up to 64, the weight's lines
+are. Beyond that the matrix unit has enough to do for cuBLAS to be faster, although the norm and the
 gate are then kernels of their own.
 """
 
@@ -22,9 +23,11 @@ from torch.nn import functional
 from outrider.model.cuda.chain import chained
 from outrider.model.cuda.workspace import Workspace
 
-MOST_ROWS = 16  # of our own products: one tile of the matrix unit
-STREAM_LINES = 16  # lines per program of a product that goes into the stream
+FEW_ROWS = 16  # one tile of the matrix unit
+MOST_ROWS = 64  # of our own products
+WIDE_LINES = 64  # lines per program for more than a few rows
 MOST_SPLITS = 4
+PROGRAMS = 132  # that share the lines' length where there are few lines: one per multiprocessor
 GATE_BLOCK = 1024
 
 
@@ -64,7 +67,7 @@ class Stream:
         return cls(
             torch.empty(rows, width, dtype=weight.dtype, device=device),
             torch.empty(rows, width, dtype=weight.dtype, device=device),
-            torch.empty(rows, triton.cdiv(width, STREAM_LINES), device=device),
+            torch.empty(rows, square_parts(width, rows), device=device),
         )
 
 
@@ -85,13 +88,13 @@ def from_stream(
         product = functional.linear(x, weight, bias)
         return _gated(product) if gated else product
     out = torch.empty(rows, outer, dtype=weight.dtype, device=weight.device)
-    shape = shape_for(weight.shape[0], inner)
+    shape = shape_for(weight, rows)
     lines = shape.lines // 2 if gated else shape.lines
     _linear[(triton.cdiv(outer, lines), shape.splits)](
         stream.scaled, weight, bias if bias is not None else weight, out, stream.squares,
         out, out, work.parts, work.arrived, rows, outer, norm.epsilon,
         INNER=inner, BIAS=bias is not None, NORM=True, GATED=gated, ADD=False,
-        PARTS=stream.squares.shape[1], **constants(shape, lines),
+        PARTS=stream.squares.shape[1], **constants(shape, lines, rows),
         **chained(weight.device),
     )  # fmt: skip
     return out
@@ -109,12 +112,12 @@ def product(
         return functional.linear(x, weight, bias)
     outer = weight.shape[0]
     out = torch.empty(rows, outer, dtype=weight.dtype, device=weight.device)
-    shape = shape_for(outer, inner)
+    shape = shape_for(weight, rows)
     _linear[(triton.cdiv(outer, shape.lines), shape.splits)](
         x, weight, bias if bias is not None else weight, out, work.parts,
         out, out, work.parts, work.arrived, rows, outer, 0.0,
         INNER=inner, BIAS=bias is not None, NORM=False, GATED=False, ADD=False,
-        PARTS=1, **constants(shape, shape.lines), **chained(weight.device),
+        PARTS=1, **constants(shape, shape.lines, rows), **chained(weight.device),
     )  # fmt: skip
     return out
 
@@ -134,20 +137,21 @@ def into_stream(
         if bias is not None:
             stream.hidden += bias
         return
-    shape = shape_for(weight.shape[0], inner)._replace(lines=STREAM_LINES)
-    _linear[(triton.cdiv(weight.shape[0], STREAM_LINES), shape.splits)](
+    lines = _stream_lines(rows)
+    shape = shape_for(weight, rows)._replace(lines=lines)
+    _linear[(triton.cdiv(weight.shape[0], lines), shape.splits)](
         x, weight, bias if bias is not None else x, stream.hidden, stream.squares,
         next_norm.weight, stream.scaled, work.parts, work.arrived, rows, weight.shape[0], 0.0,
         INNER=inner, BIAS=bias is not None, NORM=False, GATED=False, ADD=True,
-        PARTS=stream.squares.shape[1], **constants(shape, STREAM_LINES),
+        PARTS=stream.squares.shape[1], **constants(shape, lines, rows),
         **chained(weight.device),
     )  # fmt: skip
 
 
-def constants(shape: Shape, lines: int) -> dict[str, int | bool]:
+def constants(shape: Shape, lines: int, rows: int) -> dict[str, int | bool]:
     """What a kernel of ours must know of its shape."""
     return {
-        "ROWS": MOST_ROWS,
+        "ROWS": max(FEW_ROWS, triton.next_power_of_2(rows)),
         "LINES": lines,
         "BLOCK": shape.inner,
         "SPLITS": shape.splits,
@@ -156,21 +160,50 @@ def constants(shape: Shape, lines: int) -> dict[str, int | bool]:
     }
 
 
-def shape_for(outer: int, inner: int) -> Shape:
-    """Where the weight has few lines, several programs share a line, so that all multiprocessors
-    take part. The figures are those that measured best on an H200."""
-    block = 256 if outer < 8192 else 128
-    while block > 16 and inner % block:
-        block //= 2
+def shape_for(weight: Tensor, rows: int) -> Shape:
+    """For a weight [outer, inner]. Where it has few lines, several programs share a line, so that
+    all multiprocessors take part. The figures are those that measured best on an H200."""
+    outer, inner = weight.shape
+    if rows > FEW_ROWS:
+        return _wide_shape(outer, inner, rows, weight.element_size())
+    block = _block(256 if outer < 8192 else 128, inner)
     if outer >= 8192:
         return Shape(64, block, warps=2, stages=4 if outer >= 65536 else 3)
     splits = max(1, min(MOST_SPLITS, inner // (2 * block)))
     return Shape(16, block, warps=2, stages=5, splits=splits)
 
 
+def _wide_shape(outer: int, inner: int, rows: int, element: int) -> Shape:
+    bytes_of_line = 128 if outer >= 8192 else 256
+    block = _block(bytes_of_line // element, inner)
+    if outer >= 8192:
+        return Shape(WIDE_LINES, block, warps=4, stages=4 if rows <= 32 else 3)
+    blocks = triton.cdiv(inner, block)
+    splits = max(1, min(PROGRAMS // triton.cdiv(outer, WIDE_LINES), blocks // 2))
+    each = triton.cdiv(blocks, splits)
+    return Shape(WIDE_LINES, block, warps=4, stages=4, splits=triton.cdiv(blocks, each))
+
+
+def _block(largest: int, inner: int) -> int:
+    """Elements of a line per block: so many, or fewer where the line's length asks for it."""
+    while largest > 16 and inner % largest:
+        largest //= 2
+    return largest
+
+
+def _stream_lines(rows: int) -> int:
+    """Lines per program of a product that goes into the stream."""
+    return 16 if rows <= FEW_ROWS else WIDE_LINES
+
+
+def square_parts(width: int, rows: int) -> int:
+    """Into how many sums the squares of a stream are divided."""
+    return triton.cdiv(width, _stream_lines(rows))
+
+
 def workspace_for(outer: int) -> int:
     """Elements of `Workspace.parts` that a product with so many lines may need."""
-    return MOST_SPLITS * MOST_ROWS * (outer + 16)
+    return max(MOST_SPLITS * FEW_ROWS * (outer + 16), PROGRAMS * MOST_ROWS * WIDE_LINES)
 
 
 def _gated(both: Tensor) -> Tensor:
@@ -217,7 +250,11 @@ def product_of(
         known = there & (each < PARTS)
         given = tl.load(squares + row[:, None] * PARTS + each, mask=known, other=0.0)
         scale = tl.rsqrt(tl.sum(given, 1) / INNER + epsilon)
-    product = tl.dot(part, tl.trans(w), input_precision="ieee")
+    WIDE: tl.constexpr = row.shape[0] > 16  # then the lines are the height of a tile
+    if WIDE:
+        product = tl.dot(w, tl.trans(part), input_precision="ieee")
+    else:
+        product = tl.dot(part, tl.trans(w), input_precision="ieee")
     for block in range(start + 1, tl.minimum(start + EACH, BLOCKS)):
         inner = block * BLOCK + tl.arange(0, BLOCK)[None, :]
         if INNER % BLOCK == 0:
@@ -227,7 +264,12 @@ def product_of(
             inside = inner < INNER
             part = tl.load(x + row[:, None] * INNER + inner, mask=there & inside, other=0.0)
             w = tl.load(at + inner, mask=real & inside, other=0.0)
-        product = tl.dot(part, tl.trans(w), product, input_precision="ieee")
+        if WIDE:
+            product = tl.dot(w, tl.trans(part), product, input_precision="ieee")
+        else:
+            product = tl.dot(part, tl.trans(w), product, input_precision="ieee")
+    if WIDE:
+        product = tl.trans(product)
     return product, scale
 
 

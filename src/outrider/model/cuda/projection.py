@@ -13,6 +13,7 @@ from torch import Tensor
 from outrider.model.cuda.chain import chained
 from outrider.model.cuda.inputs import RowInputs
 from outrider.model.cuda.linear import (
+    MOST_ROWS,
     Norm,
     Stream,
     arrives_last,
@@ -23,11 +24,11 @@ from outrider.model.cuda.linear import (
 )
 from outrider.model.cuda.workspace import Workspace
 
-PAIRS = 8  # elements of each half that a program takes
 
-
-def can_project(head_size: int) -> bool:
-    return head_size % (2 * PAIRS) == 0
+def can_project(weight: Tensor, head_size: int, rows: int) -> bool:
+    """weight [(heads + 2 * kv heads) * size, width]. Whether the programs' lines are those of one
+    head, as many of each half."""
+    return rows <= MOST_ROWS and head_size % shape_for(weight, rows).lines == 0
 
 
 def project(
@@ -47,13 +48,14 @@ def project(
     kv_heads, size = keys.shape[1], keys.shape[2]
     heads = weight.shape[0] // size - 2 * kv_heads
     query = torch.empty(rows, heads, size, dtype=weight.dtype, device=weight.device)
-    shape = shape_for(weight.shape[0], inner)
-    _project[(weight.shape[0] // (2 * PAIRS), shape.splits)](
+    shape = shape_for(weight, rows)
+    _project[(weight.shape[0] // shape.lines, shape.splits)](
         stream.scaled, weight, bias if bias is not None else weight, stream.squares, cos, sin,
         query, keys, values, inputs.packed, work.parts, work.arrived,
         rows, norm.epsilon, keys.stride(0), values.stride(0),
         INNER=inner, BIAS=bias is not None, HEADS=heads, KV_HEADS=kv_heads, HEAD_SIZE=size,
-        PARTS=stream.squares.shape[1], **constants(shape, 2 * PAIRS), **chained(weight.device),
+        PARTS=stream.squares.shape[1], **constants(shape, shape.lines, rows),
+        **chained(weight.device),
     )  # fmt: skip
     return query
 

@@ -23,8 +23,9 @@ KEYS = 32  # per block of the context
 FEWEST_KEYS = 32  # per part: below that, joining costs more than it gains
 MOST_PARTS = 128
 MOST_PAIRS = 32  # (row, head) pairs of a tile: more of them leave no registers for the keys
-PROGRAMS = 264  # parts are made until so many programs run: two for each of 132 multiprocessors
-JOINED = 64  # parts that are joined at once
+PROGRAMS = 132  # parts are made until so many programs run: one for each multiprocessor
+JOINED = 64  # parts that are joined at once,
+MANY_JOINED = 256  # or all of them, where there are more: MOST_PARTS and the rows themselves
 JOINED_SIZE = 32  # elements of a value per program that joins: many small loads under way
 MANY_TEXTS = 8  # more of them fill the device, with fewer warps for each
 
@@ -106,8 +107,8 @@ def tree_attention(
     )  # fmt: skip
     _join[(rows, heads, triton.cdiv(value_size, JOINED_SIZE))](
         work.parts, work.weights, inputs.packed, out, rows, heads, parts,
-        VALUE_SIZE=value_size, FEWEST_KEYS=FEWEST_KEYS, JOINED=JOINED, SIZE=JOINED_SIZE,
-        num_warps=2, **chained(query.device),
+        VALUE_SIZE=value_size, FEWEST_KEYS=FEWEST_KEYS, JOINED=JOINED,
+        MANY_JOINED=MANY_JOINED, SIZE=JOINED_SIZE, num_warps=2, **chained(query.device),
     )  # fmt: skip
     return out
 
@@ -117,6 +118,12 @@ def _part_keys(context, most_parts, FEWEST_KEYS: tl.constexpr):
     """Keys of the context that each part takes; the last may have fewer."""
     each = tl.cdiv(tl.cdiv(context, most_parts), FEWEST_KEYS) * FEWEST_KEYS
     return tl.maximum(each, FEWEST_KEYS)
+
+
+@triton.jit
+def _load_slots(line, place, end):
+    """[keys]; beyond the end, the scrap slot."""
+    return tl.load(line + place, mask=place < end, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -205,7 +212,8 @@ def _attend(
     keys += kv_head * key_head
     values += kv_head * value_head
     place = start + tl.arange(0, KEYS)
-    slot = tl.load(line + place, mask=place < end, other=0).to(tl.int64)
+    slot = _load_slots(line, place, end)
+    next_slot = _load_slots(line, place + KEYS, end)
     k = _load_keys(keys, slot, place < end, inner, key_slot, SIZE)
     v = _load_values(values, slot, place < end, value_inner, value_slot, VALUE_SIZE)
     if CHAINED:
@@ -222,11 +230,11 @@ def _attend(
     if start < end:
         seen = _in_window(position, place, WINDOW) & (place < end)[None, :]
         best, total, mixed = _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
-    for block_start in range(start + KEYS, end, KEYS):
-        place = block_start + tl.arange(0, KEYS)
-        slot = tl.load(line + place, mask=place < end, other=0).to(tl.int64)
-        k = _load_keys(keys, slot, place < end, inner, key_slot, SIZE)
-        v = _load_values(values, slot, place < end, value_inner, value_slot, VALUE_SIZE)
+    for _ in range(start + KEYS, end, KEYS):
+        place += KEYS
+        k = _load_keys(keys, next_slot, place < end, inner, key_slot, SIZE)
+        v = _load_values(values, next_slot, place < end, value_inner, value_slot, VALUE_SIZE)
+        next_slot = _load_slots(line, place + KEYS, end)  # on their way while this block is folded
         seen = _in_window(position, place, WINDOW) & (place < end)[None, :]
         best, total, mixed = _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
     if part == parts:
@@ -264,11 +272,24 @@ def _tanh(x):
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
+@triton.jit
+def _joined(at, weights, used, there, VALUE_SIZE: tl.constexpr, PARTS: tl.constexpr):
+    """The mean of `used` parts with these weights; at [1, size]: the first one's values."""
+    part = tl.arange(0, PARTS)
+    weight = tl.load(weights + part, mask=part < used, other=float("-inf"))
+    value = tl.load(
+        at + part[:, None] * VALUE_SIZE, mask=(part < used)[:, None] & there[None, :], other=0.0
+    )
+    top = tl.max(weight, 0)
+    share = tl.exp(weight - tl.where(top == float("-inf"), 0.0, top))  # where nothing was seen: 0
+    return tl.sum(value * share[:, None], 0) / tl.maximum(tl.sum(share, 0), 1e-30)
+
+
 @triton.jit(do_not_specialize=["rows", "most_parts"])
 def _join(
     part_out, part_weight, packed, out, rows, heads, most_parts,
     VALUE_SIZE: tl.constexpr, FEWEST_KEYS: tl.constexpr, JOINED: tl.constexpr,
-    SIZE: tl.constexpr, CHAINED: tl.constexpr,
+    MANY_JOINED: tl.constexpr, SIZE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """The parts of one row and head, for some elements of the value."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -281,23 +302,11 @@ def _join(
     if CHAINED:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    best = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    mixed = tl.zeros([SIZE], tl.float32)
-    for first in range(0, used, JOINED):  # mostly once
-        part = first + tl.arange(0, JOINED)
-        weight = tl.load(part_weight + here + part, mask=part < used, other=float("-inf"))
-        value = tl.load(
-            part_out + (here + part)[:, None] * VALUE_SIZE + inner[None, :],
-            mask=(part < used)[:, None] & (inner[None, :] < VALUE_SIZE),
-            other=0.0,
-        )
-        top = tl.maximum(best, tl.max(weight, 0))
-        safe = tl.where(top == float("-inf"), 0.0, top)  # none of these saw anything
-        share, shrink = tl.exp(weight - safe), tl.exp(best - safe)
-        total = total * shrink + tl.sum(share, 0)
-        mixed = mixed * shrink + tl.sum(value * share[:, None], 0)
-        best = top
-    mean = mixed / tl.maximum(total, 1e-30)
+    inner_there = inner < VALUE_SIZE
+    at = part_out + here * VALUE_SIZE + inner[None, :]
+    if used <= JOINED:
+        mean = _joined(at, part_weight + here, used, inner_there, VALUE_SIZE, JOINED)
+    else:
+        mean = _joined(at, part_weight + here, used, inner_there, VALUE_SIZE, MANY_JOINED)
     to = out + (row * heads + head) * VALUE_SIZE + inner
     tl.store(to, mean.to(out.dtype.element_ty), mask=inner < VALUE_SIZE)
