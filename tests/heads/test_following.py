@@ -1,12 +1,15 @@
 """Drafts that follow each other on the device: the same texts, no slot lost, and the drafter has
 read what it would have read by the host's hand."""
 
+from array import array
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.engine.helpers import Ask, Models, make_llm, random_prompt, run, same_results
+from tests.heads import followed
 from tests.heads.followed import Oracle, make_followed
 from tests.heads.looped import use_plain_kernels
 from tests.heads.untrained import Heads
@@ -15,8 +18,10 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters import device_loop
-from outrider.drafters.following import _as_checked
+from outrider.drafters.following import Following, _as_checked
+from outrider.drafters.loop_text import TEXTS, bucket
 from outrider.engine.llm import LLM
+from outrider.model.cuda.graphs import bucket_of
 
 RIGHT = [0, 2, 1, 4, 0, 3, 1]
 
@@ -259,10 +264,14 @@ def test_where_there_was_no_guess_the_chain_is_what_was_checked() -> None:
     assert _as_checked(found) == ([7, 0, 17], [0.5, 0.0, 0.3])
 
 
+@pytest.mark.parametrize("largest_only", [False, True])
 def test_a_round_guesses_what_passes_one_by_one_guess(
-    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+    models: Models, heads: Heads, largest_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Token by token, and nothing of the text is left for the drafter to read again."""
+    """Token by token, and nothing of the text is left for the drafter to read again; also where the
+    pass has more rows than the loop would read by itself."""
+    if largest_only:
+        monkeypatch.setattr(followed, "bucket_of", lambda rows: 64)
     texts = asked(3, 40)
     expect(models, texts, monkeypatch)
     use_plain_kernels(monkeypatch)  # the head's own guesses, right or wrong
@@ -284,3 +293,51 @@ def test_a_round_guesses_what_passes_one_by_one_guess(
     monkeypatch.setattr(engine.drafting, "followed", checked)
     run(llm, texts)
     assert len(compared) > 20 and all(got == due for got, due in compared)
+
+
+def watch_rounds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, int, int], set[str]]]:
+    """Of each round to come its shape (rows, texts, guesses), and the kinds of what it captures."""
+    seen: list[tuple[tuple[int, int, int], set[str]]] = []
+    start = Following._start
+
+    def watched(self: Following, slots: list[array]) -> Any:
+        lengths = [len(each) for each in slots]
+        shape = (bucket_of(sum(lengths)), bucket(TEXTS, len(slots)), max(lengths) - 1)
+        before = set(self._loop._captured)
+        started = start(self, slots)
+        seen.append((shape, {str(key[0]) for key in set(self._loop._captured) - before}))
+        return started
+
+    monkeypatch.setattr(Following, "_start", watched)
+    return seen
+
+
+def test_what_rounds_capture_adds_up_and_does_not_multiply(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts that end one after the other, with chains of many lengths in passes of as many rows:
+    what is captured goes by the size of the pass, or by the number of guesses, not by both."""
+    chains = [(4, 4), (5, 3), (6, 2), (7, 1), (4, 4, 4), (5, 5, 2), (6, 4, 2)]
+    batches = [
+        [
+            ask(10 * i + j, 24 + 9 * j, speculation={"num_speculative_tokens": guesses})
+            for j, guesses in enumerate(lengths)
+        ]
+        for i, lengths in enumerate(chains)
+    ]
+    texts = [each for batch in batches for each in batch]
+    plain = expect(models, texts, monkeypatch)
+    rounds = watch_rounds(monkeypatch)
+    config = {"model": heads["eagle3"], "num_speculative_tokens": 4}
+    llm, _ = make_followed(models.target, config)
+    results = [result for batch in batches for result in run(llm, batch)]
+    same_results(llm, texts, results, plain)
+    drafter: Any = llm.engine.drafter
+    kinds = Counter(key[0] for key in drafter.loop._captured)
+    met = {shape for shape, _ in rounds}
+    sizes = {(rows, count) for rows, count, _ in met}
+    assert len(met) > len(sizes) + 3
+    assert kinds["settle"] == kinds["aim"] == len(sizes)
+    assert drafter.prepared == drafter.loop.cuda.captured == kinds.total()
+    # The host has asked for as many guesses when it drafted for the pass before.
+    assert set().union(*(captured for _, captured in rounds)) == {"settle", "aim"}

@@ -82,7 +82,7 @@ class DeviceLoop(ABC):
             self._full = torch.full(
                 (TEXTS[-1], shape.vocabulary), -torch.inf, **drafter.logits_like
             )
-        self._captured: dict[tuple[int, ...], Callable[[], None]] = {}
+        self._captured: dict[tuple[str | int, ...], Callable[[], None]] = {}
 
     # ---- what is captured ----
 
@@ -147,8 +147,8 @@ class DeviceLoop(ABC):
         rows = bucket(ROWS, sum(len(text.rows) for text in texts))
         count = bucket(TEXTS, len(texts))
         guesses = max(text.guesses for text in texts)
-        read = self.captured_for(lambda: self._reading(rows), rows)
-        draft = self.captured_for(lambda: self._drafting(count, guesses), count, guesses)
+        read = self.captured_for(lambda: self._reading(rows), "read", rows)
+        draft = self.drafting(count, guesses)
         size = self._fill(texts, rows, count)
         self._packed[:size].copy_(self._packed_here[:size], non_blocking=True)
         read()
@@ -160,13 +160,20 @@ class DeviceLoop(ABC):
         return [_guesses(guessed[: text.guesses, :, i]) for i, text in enumerate(texts)]
 
     def captured_for(
-        self, make: Callable[[], Callable[[], None]], *size: int
+        self, make: Callable[[], Callable[[], None]], kind: str, *size: int
     ) -> Callable[[], None]:
-        """What `make` gives, as one launch; made once for each size."""
-        if size not in self._captured:
+        """What `make` gives, as one launch; made once for each size of a kind. What the fields hold
+        may be lost: all that shall run one after the other must be there before the first does."""
+        key: tuple[str | int, ...] = (kind, *size)
+        if key not in self._captured:
             self._packed.zero_()  # capturing runs it once: for no text, so that no slot is written
-            self._captured[size] = self.cuda(make())
-        return self._captured[size]
+            self._captured[key] = self.cuda(make())
+        return self._captured[key]
+
+    def drafting(self, count: int, guesses: int) -> Callable[[], None]:
+        """As one launch: so many guesses, one at least, below what the fields of `count` texts
+        name and what was read before."""
+        return self.captured_for(lambda: self._drafting(count, guesses), "draft", count, guesses)
 
     def _reading(self, size: int) -> Callable[[], None]:
         rows = self.rows(size)
@@ -180,12 +187,14 @@ class DeviceLoop(ABC):
         return read
 
     def _drafting(self, count: int, guesses: int) -> Callable[[], None]:
-        return lambda: self.draft(self.texts(count), guesses)
+        texts = self.texts(count)
 
-    def draft(self, texts: RowInputs, guesses: int) -> None:
-        self.begin(texts)
-        for _ in range(guesses - 1):
-            self.step(texts)
+        def draft() -> None:
+            self.begin(texts)
+            for _ in range(guesses - 1):
+                self.step(texts)
+
+        return draft
 
     def _fill(self, texts: list[Text], rows: int, count: int) -> int:
         """Write the numbers of all texts; how many there are, in all."""

@@ -1,8 +1,12 @@
 """Drafts that follow the pass that checked the last ones, on the device: the host is a pass behind.
 
-A round is one captured function and the target's pass: find what held (model/cuda/follow.py), read
-it, guess on, and aim the next pass at the guesses. The host only sends which slots the pass may
-write, and has a whole round of time to look at what the round before has brought.
+A round is three captured functions and the target's pass: find what held (model/cuda/follow.py) and
+read it, guess on, and aim the next pass at the guesses. The host only sends which slots the pass
+may write, and has a whole round of time to look at what the round before has brought.
+
+Captured as one, a round would have to be captured, which stalls all texts, for every size of the
+pass with every length of a chain. In parts, only the first and the last go by the pass's size; the
+guesses go by their number, and are those that the host has asked for before the first round.
 """
 
 from array import array
@@ -12,13 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.device_loop import DeviceLoop
 from outrider.drafters.loop_text import ROWS, TEXTS, Guesses, bucket
 from outrider.model.cuda.follow import aim, numbers_of, settle
-from outrider.model.cuda.graphs import Graph, Graphs
+from outrider.model.cuda.graphs import BUCKETS, Graph, Graphs
 from outrider.model.cuda.inputs import FIELDS
 from outrider.model.flight import Flight
 
@@ -32,6 +37,7 @@ class Round(NamedTuple):
 
 class Following:
     def __init__(self, loop: DeviceLoop, graphs: Graphs) -> None:
+        assert set(BUCKETS) <= set(ROWS), "the loop reads as many rows as a pass has"
         self._loop, self._graphs = loop, graphs
         device = loop.table.device
         most = numbers_of(TEXTS[-1], ROWS[-1])
@@ -63,44 +69,66 @@ class Following:
 
     def _start(self, slots: list[array]) -> Round:
         lengths = [len(each) for each in slots]
-        rows, count = bucket(ROWS, sum(lengths)), bucket(TEXTS, len(slots))
-        guesses = max(lengths) - 1
+        count, guesses = bucket(TEXTS, len(slots)), max(lengths) - 1
+        assert guesses, "a pass that checked nothing is another graph than `again` takes"
         turn = self.rounds % STAGES
         self.rounds += 1
-        size = numbers_of(count, rows)
-        here, found_here = self._numbers_here[turn][:size], self._found_here[turn]
-        self._fill(here.numpy(), slots, count, self._loop.tile(rows))
         found = self._loop.found(count)[:guesses]  # [guesses, 2, texts]
+        found_here = self._found_here[turn][: found.numel()]
 
         def prepare(graph: Graph) -> None:
-            draft = self._loop.captured_for(
-                lambda: self._drafting(graph, rows, count, guesses), rows, count, guesses
-            )
+            parts = self._parts(graph, count, guesses)  # all of them, before the first one runs
+            size = numbers_of(count, graph.inputs.rows)
+            here = self._numbers_here[turn][:size]
+            self._fill(here.numpy(), slots, count, self._loop.tile(graph.inputs.rows))
             self._numbers[:size].copy_(here, non_blocking=True)
-            draft()
-            found_here[: found.numel()].copy_(found.flatten(), non_blocking=True)
+            for part in parts:
+                part()
+            found_here.copy_(found.flatten(), non_blocking=True)
 
         def guessed() -> list[Guesses]:
-            known = found_here[: found.numel()].view(found.shape).numpy()
+            known = found_here.view(found.shape).numpy()
             return [_as_checked(known[: n - 1, :, i]) for i, n in enumerate(lengths)]
 
         return Round(self._graphs.again(sum(lengths), prepare), guessed)
 
-    def _drafting(self, graph: Graph, rows: int, count: int, guesses: int) -> Callable[[], None]:
-        self._numbers.zero_()  # capturing runs it once: for no text
-        loop, checked = self._loop, graph.inputs
-        numbers = self._numbers[: numbers_of(count, rows)]
+    # ---- what is captured ----
+
+    def _parts(self, graph: Graph, count: int, guesses: int) -> list[Callable[[], None]]:
+        """Of a round, in their order."""
+        loop = self._loop
+        size = (graph.inputs.rows, count)  # `again` has one graph for so many rows
+        return [
+            loop.captured_for(lambda: self._settling(graph, count), "settle", *size),
+            loop.drafting(count, guesses),
+            loop.captured_for(lambda: self._aiming(graph, count), "aim", *size),
+        ]
+
+    def _settling(self, graph: Graph, count: int) -> Callable[[], None]:
+        loop, checked, rows = self._loop, graph.inputs, graph.inputs.rows
+        numbers = self._numbers_of_none(count, rows)
         texts, reading = loop.texts(count), loop.rows(rows)
 
-        def draft() -> None:
+        def settle_and_read() -> None:
             texts.packed.zero_()
             reading.packed.zero_()
             settle(numbers, checked, graph.choices, texts, reading, loop.first, loop.tile(rows))
             loop.read(reading, reading.field(FIELDS))
-            loop.draft(texts, guesses)
-            aim(numbers, checked, graph.choices, texts, loop.found(count))
 
-        return draft
+        return settle_and_read
+
+    def _aiming(self, graph: Graph, count: int) -> Callable[[], None]:
+        numbers = self._numbers_of_none(count, graph.inputs.rows)
+        texts, found = self._loop.texts(count), self._loop.found(count)
+        return lambda: aim(numbers, graph.inputs, graph.choices, texts, found)
+
+    def _numbers_of_none(self, count: int, rows: int) -> Tensor:
+        """[numbers_of(count, rows)]: where the numbers of a round will lie; now there is no text,
+        since capturing runs what is captured."""
+        self._numbers.zero_()
+        return self._numbers[: numbers_of(count, rows)]
+
+    # ---- the host's side ----
 
     def _fill(self, numbers: np.ndarray, slots: list[array], count: int, tile: int) -> None:
         """numbers [numbers_of(count, rows)]"""
