@@ -24,6 +24,7 @@ from outrider.model.cuda.chain import chained
 from outrider.model.cuda.workspace import Workspace
 
 FEW_ROWS = 16  # one tile of the matrix unit
+FEW_ROWS_INTO = 16  # the same for products that go into the stream
 MOST_ROWS = 64  # of our own products
 WIDE_LINES = 64  # lines per program for more than a few rows
 MOST_SPLITS = 4
@@ -45,6 +46,7 @@ class Shape(NamedTuple):
     warps: int
     stages: int
     splits: int = 1
+    wide: bool = False  # the lines, not the rows, are the height of the matrix unit's tiles
 
 
 @dataclass(eq=False)
@@ -138,7 +140,7 @@ def into_stream(
             stream.hidden += bias
         return
     lines = _stream_lines(rows)
-    shape = shape_for(weight, rows)._replace(lines=lines)
+    shape = shape_for(weight, rows, FEW_ROWS_INTO)._replace(lines=lines)
     _linear[(triton.cdiv(weight.shape[0], lines), shape.splits)](
         x, weight, bias if bias is not None else x, stream.hidden, stream.squares,
         next_norm.weight, stream.scaled, work.parts, work.arrived, rows, weight.shape[0], 0.0,
@@ -155,16 +157,18 @@ def constants(shape: Shape, lines: int, rows: int) -> dict[str, int | bool]:
         "LINES": lines,
         "BLOCK": shape.inner,
         "SPLITS": shape.splits,
+        "WIDE": shape.wide,
         "num_warps": shape.warps,
         "num_stages": shape.stages,
     }
 
 
-def shape_for(weight: Tensor, rows: int) -> Shape:
-    """For a weight [outer, inner]. Where it has few lines, several programs share a line, so that
-    all multiprocessors take part. The figures are those that measured best on an H200."""
+def shape_for(weight: Tensor, rows: int, few: int = FEW_ROWS) -> Shape:
+    """For a weight [outer, inner]; `few` rows are the height of a tile. Where there are few lines,
+    several programs share a line, so that all multiprocessors take part. The figures are those
+    that measured best on an H200."""
     outer, inner = weight.shape
-    if rows > FEW_ROWS:
+    if rows > few:
         return _wide_shape(outer, inner, rows, weight.element_size())
     block = _block(256 if outer < 8192 else 128, inner)
     if outer >= 8192:
@@ -177,11 +181,12 @@ def _wide_shape(outer: int, inner: int, rows: int, element: int) -> Shape:
     bytes_of_line = 128 if outer >= 8192 else 256
     block = _block(bytes_of_line // element, inner)
     if outer >= 8192:
-        return Shape(WIDE_LINES, block, warps=4, stages=4 if rows <= 32 else 3)
+        return Shape(WIDE_LINES, block, warps=4, stages=4 if rows <= 32 else 3, wide=True)
     blocks = triton.cdiv(inner, block)
     splits = max(1, min(PROGRAMS // triton.cdiv(outer, WIDE_LINES), blocks // 2))
     each = triton.cdiv(blocks, splits)
-    return Shape(WIDE_LINES, block, warps=4, stages=4, splits=triton.cdiv(blocks, each))
+    splits = triton.cdiv(blocks, each)
+    return Shape(WIDE_LINES, block, warps=4, stages=4, splits=splits, wide=True)
 
 
 def _block(largest: int, inner: int) -> int:
@@ -193,7 +198,7 @@ def _block(largest: int, inner: int) -> int:
 
 def _stream_lines(rows: int) -> int:
     """Lines per program of a product that goes into the stream."""
-    return 16 if rows <= FEW_ROWS else WIDE_LINES
+    return 16 if rows <= FEW_ROWS_INTO else WIDE_LINES
 
 
 def square_parts(width: int, rows: int) -> int:
@@ -230,7 +235,7 @@ def _gate(both, out, INNER: tl.constexpr, BLOCK: tl.constexpr):
 def product_of(
     x, at, squares, row, there, real, split, epsilon,
     INNER: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, NORM: tl.constexpr,
-    PARTS: tl.constexpr, CHAINED: tl.constexpr,
+    PARTS: tl.constexpr, WIDE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """This program's share of x [rows, INNER] times the lines at `at` [lines, 1], and per row the
     scale of the norm before it."""
@@ -250,7 +255,6 @@ def product_of(
         known = there & (each < PARTS)
         given = tl.load(squares + row[:, None] * PARTS + each, mask=known, other=0.0)
         scale = tl.rsqrt(tl.sum(given, 1) / INNER + epsilon)
-    WIDE: tl.constexpr = row.shape[0] > 16  # then the lines are the height of a tile
     if WIDE:
         product = tl.dot(w, tl.trans(part), input_precision="ieee")
     else:
@@ -299,7 +303,7 @@ def _linear(
     x, weight, bias, out, squares, next_norm, out_scaled, parts, arrived, rows, outer, epsilon,
     INNER: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
-    ADD: tl.constexpr, PARTS: tl.constexpr, CHAINED: tl.constexpr,
+    ADD: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     tile, split = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, ROWS)
@@ -317,7 +321,7 @@ def _linear(
         norm = tl.load(next_norm + column, mask=column < outer, other=0.0).to(tl.float32)
     product, scale = product_of(
         x, weight + line[:, None].to(tl.int64) * INNER, squares, row, there, real, split, epsilon,
-        INNER, BLOCK, SPLITS, NORM, PARTS, CHAINED,
+        INNER, BLOCK, SPLITS, NORM, PARTS, WIDE, CHAINED,
     )  # fmt: skip
     if SPLITS > 1:
         SIZE: tl.constexpr = ROWS * BOTH

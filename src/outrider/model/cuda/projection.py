@@ -66,7 +66,7 @@ def _project(
     rows, epsilon, key_slot, value_slot,
     INNER: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr, PARTS: tl.constexpr, CHAINED: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     tile, split = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, ROWS)
@@ -92,7 +92,7 @@ def _project(
     product, scale = product_of(
         x, weight + line[:, None].to(tl.int64) * INNER, squares, row, there,
         (line < (HEADS + 2 * KV_HEADS) * HEAD_SIZE)[:, None], split, epsilon,
-        INNER, BLOCK, SPLITS, True, PARTS, CHAINED,
+        INNER, BLOCK, SPLITS, True, PARTS, WIDE, CHAINED,
     )  # fmt: skip
     if SPLITS > 1:
         SIZE: tl.constexpr = ROWS * LINES
