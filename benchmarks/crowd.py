@@ -104,6 +104,7 @@ def main() -> None:
     found |= judged(arguments.model, torch.bfloat16, results)
     print(found, flush=True)
     del llm
+    pool["kv_cache_tokens"] = arguments.slots // 4  # for a smaller crowd
     exact = LLM(arguments.model, arguments.drafter, reproducible=True, **pool, **options)
     crowd = 8 * arguments.alone
     together, again = served(exact, prompts[:crowd], params[:crowd])
