@@ -30,24 +30,26 @@ def checked(llm: LLM, texts: list[str], tokens: int) -> Speculation:
     return total
 
 
-def measure(
-    model: str, drafter: str, prompts: dict[str, list[str]], tokens: int, repeats: int
-) -> dict[str, Any]:
+def engines(model: str, drafter: str) -> dict[str, LLM]:
     options: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "max_model_len": 4096}
     options |= {"memory_utilization": 0.3, "max_num_seqs": BATCH}  # three engines
-    plain = LLM(model, None, **options)
-    fixed = LLM(model, {"model": drafter, "num_speculative_tokens": LENGTH}, **options)
-    auto = LLM(model, {"method": "auto", "model": drafter}, **options)
+    return {
+        "plain": LLM(model, None, **options),
+        "fixed": LLM(model, {"model": drafter, "num_speculative_tokens": LENGTH}, **options),
+        "auto": LLM(model, {"method": "auto", "model": drafter}, **options),
+    }
+
+
+def one_by_one(
+    llms: dict[str, LLM], prompts: dict[str, list[str]], tokens: int, repeats: int
+) -> dict[str, Any]:
     found: dict[str, Any] = {"by category": {}}
     counted = Speculation()
-    totals = {"plain": 0.0, "fixed": 0.0, "auto": 0.0}
+    totals = dict.fromkeys(llms, 0.0)
     for category, texts in prompts.items():
-        spoken = checked(fixed, texts, tokens)
+        spoken = checked(llms["fixed"], texts, tokens)
         counted.add(spoken)
-        speeds = {
-            name: median_speed(llm, texts, tokens, 1, repeats)
-            for name, llm in (("plain", plain), ("fixed", fixed), ("auto", auto))
-        }
+        speeds = {name: median_speed(llm, texts, tokens, 1, repeats) for name, llm in llms.items()}
         for name, speed in speeds.items():
             totals[name] += len(texts) / speed  # seconds per token and text
         found["by category"][category] = {
@@ -61,27 +63,33 @@ def measure(
     found["drafts"] = counted.drafts
     found["fixed / plain"] = totals["plain"] / totals["fixed"]
     found["auto / plain"] = totals["plain"] / totals["auto"]
-    texts = [text for several in prompts.values() for text in several]
-    together = {
-        name: median_speed(llm, texts, tokens, len(texts), repeats)
-        for name, llm in (("plain", plain), ("fixed", fixed), ("auto", auto))
-    }
-    found[f"{BATCH} at once"] = {
-        "tok/s": together,
-        "fixed / plain": together["fixed"] / together["plain"],
-        "auto / plain": together["auto"] / together["plain"],
-    }
     return found
+
+
+def all_together(
+    llms: dict[str, LLM], prompts: dict[str, list[str]], tokens: int, repeats: int
+) -> dict[str, Any]:
+    texts = [text for several in prompts.values() for text in several]
+    speeds = {
+        name: median_speed(llm, texts, tokens, len(texts), repeats) for name, llm in llms.items()
+    }
+    return {
+        "tok/s": speeds,
+        "fixed / plain": speeds["fixed"] / speeds["plain"],
+        "auto / plain": speeds["auto"] / speeds["plain"],
+    }
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--drafter", required=True, help="folder that `outrider train` wrote")
+    parser.add_argument("--together", action="store_true", help="only eight at once")
     arguments = parser.parse_args()
     prompts = load_prompts(arguments.prompts, arguments.per_category)
-    found = measure(
-        arguments.model, arguments.drafter, prompts, arguments.tokens, arguments.repeats
-    )
+    llms = engines(arguments.model, arguments.drafter)
+    how = (llms, prompts, arguments.tokens, arguments.repeats)
+    found = {} if arguments.together else one_by_one(*how)
+    found[f"{BATCH} at once"] = all_together(*how)
     tell(found, arguments)
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from outrider.core.request import Request
@@ -13,12 +14,13 @@ from outrider.drafters.base import DraftConfig
 from outrider.drafters.candidates import Found
 from outrider.drafters.entries import Entries
 from outrider.drafters.growth import Draft
-from outrider.drafters.loop_text import TEXTS, Shape, Text, can_read
+from outrider.drafters.loop_text import TEXTS, Shape, Text, unreadable
 from outrider.drafters.slot_memory import SlotMemory, attention_of, bytes_per_slot
 from outrider.drafters.trained import TrainedDrafter
 from outrider.heads.block import Attend
 from outrider.heads.dspark import DSpark, Guess
 from outrider.heads.read_dspark import read_dspark
+from outrider.model.attention import BACKENDS
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 from outrider.model.segment import Segment
@@ -118,9 +120,9 @@ class DSparkDrafter(TrainedDrafter):
     def texts(self, requests: list[Request], guesses: list[int]) -> list[Text]:
         starts = [self.entries.valid(request) for request in requests]
         new = [len(r.slots) - start for r, start in zip(requests, starts, strict=True)]
-        if not can_read(new):
-            self._keep(requests)
-            starts = [len(request.slots) for request in requests]
+        if late := unreadable(new):
+            self._keep([requests[i] for i in late])
+            starts = [len(r.slots) if i in late else starts[i] for i, r in enumerate(requests)]
         texts = []
         for request, start, count in zip(requests, starts, guesses, strict=True):
             slots = request.slots[start:]
@@ -146,7 +148,8 @@ class DSparkDrafter(TrainedDrafter):
             k = torch.cat([memory.keys[slots], keys], 1)  # [requests, text + block, kv heads, size]
             v = torch.cat([memory.values[slots], values], 1)
             q, k, v = (x.transpose(1, 2) for x in (query, k, v))
-            mixed = scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+            with sdpa_kernel(BACKENDS):
+                mixed = scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
             return mixed.transpose(1, 2)
 
         return attend

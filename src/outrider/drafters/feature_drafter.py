@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 
 from outrider.core.request import Request
 from outrider.core.tree import ROOT
@@ -12,11 +13,11 @@ from outrider.drafters.base import DraftConfig
 from outrider.drafters.entries import Entries
 from outrider.drafters.growth import Draft
 from outrider.drafters.level import level_rows
-from outrider.drafters.loop_text import Shape, Text, can_read
+from outrider.drafters.loop_text import Shape, Text, unreadable
 from outrider.drafters.slot_memory import SlotMemory, attention_of, bytes_per_slot, pass_over
 from outrider.drafters.trained import TrainedDrafter
 from outrider.heads.head import RecurrentHead
-from outrider.model.attention import Pass
+from outrider.model.attention import BACKENDS, Pass
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 from outrider.model.segment import Segment
@@ -118,6 +119,7 @@ class FeatureDrafter(TrainedDrafter):
             wanted.append(rows[first:])
         return self._logits(torch.cat(wanted))
 
+    @sdpa_kernel(BACKENDS)
     def _forward(self, segments: list[Segment], features: Tensor) -> Tensor:
         """The head's states [rows, hidden size]; features [rows, hidden size]."""
         tokens = [token for segment in segments for token in segment.tokens]
@@ -154,9 +156,9 @@ class FeatureDrafter(TrainedDrafter):
     def texts(self, requests: list[Request], guesses: list[int]) -> list[Text]:
         starts = [self.entries.valid(request, first=1) for request in requests]
         new = [len(r.tokens) - start for r, start in zip(requests, starts, strict=True)]
-        if not can_read(new):
-            self._read_up_to([(request, len(request.tokens) - 1) for request in requests])
-            starts = [len(request.tokens) - 1 for request in requests]
+        ends = {i: len(requests[i].tokens) - 1 for i in unreadable(new)}
+        self._read_up_to([(requests[i], end) for i, end in ends.items()])
+        starts = [ends.get(i, start) for i, start in enumerate(starts)]
         texts = []
         for request, start, count in zip(requests, starts, guesses, strict=True):
             rows = _text_rows(request, start, len(request.tokens))

@@ -43,6 +43,13 @@ def bucket(sizes: tuple[int, ...], size: int) -> int:
     return next(each for each in sizes if each >= size)
 
 
-def can_read(rows: list[int]) -> bool:
-    """Whether the loop itself can read so many rows of each text."""
-    return sum(rows) <= ROWS[-1] and max(rows) <= ROWS_OF_A_TEXT
+def unreadable(rows: list[int]) -> list[int]:
+    """Of texts with so many new rows, those that the loop cannot read itself: the longest ones, as
+    few as possible. Of these all rows but one must be read before."""
+    left, late = list(rows), []
+    for i in sorted(range(len(rows)), key=lambda i: -rows[i]):
+        if left[i] <= ROWS_OF_A_TEXT and sum(left) <= ROWS[-1]:
+            break
+        left[i] = 1
+        late.append(i)
+    return late

@@ -13,11 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from outrider.model.segment import Group
+
+# Of torch's attention. Not cuDNN's: it prepares every new shape for milliseconds, and texts are of
+# any length.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 NAME = "outrider"
 CHUNK = 128  # keys per block of the shape-invariant attention

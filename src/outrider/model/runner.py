@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from outrider.core.errors import ModelError
 from outrider.model.admission import admit
-from outrider.model.attention import CHUNK, LayerCall, LayerKV, Pass, attending
+from outrider.model.attention import BACKENDS, CHUNK, LayerCall, LayerKV, Pass, attending
 from outrider.model.features import Features, Tap, Taps
 from outrider.model.flight import Flight
 from outrider.model.layout import lay_out_for_few_rows
@@ -23,9 +23,6 @@ from outrider.model.skipping import DecoderLayers
 
 if TYPE_CHECKING:
     from outrider.model.cuda.graphs import Graphs
-
-# Not cuDNN's: it prepares every new shape for milliseconds.
-ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +148,7 @@ class Runner:
             return Flight(self._forward_fixed(segments))
         return Flight(self._forward(segments, self.graphs))
 
-    @sdpa_kernel(ATTENTION)
+    @sdpa_kernel(BACKENDS)
     def _forward(self, segments: list[Segment], graphs: "Graphs | None" = None) -> Tensor:
         """By the fused layers of `graphs`, where those are given."""
         rows = [token for segment in segments for token in segment.tokens]

@@ -5,7 +5,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import sdpa_kernel
 
+from outrider.model.attention import BACKENDS
 from outrider.train.batch import Batch, Truth, Vocabulary
 
 DEPTHS = 5  # of EAGLE-3's own states that training goes through
@@ -111,7 +113,8 @@ def _attention(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Ten
     group = query.shape[2] // keys.shape[2]
     keys, values = (x.repeat_interleave(group, 2) for x in (keys, values))
     q, k, v = (x.transpose(1, 2) for x in (query, keys, values))
-    mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    with sdpa_kernel(BACKENDS):
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
     return mixed.transpose(1, 2)
 
 

@@ -6,9 +6,10 @@ one row: the gate, the residual sum, and the norm before the product. Of the nor
 applied by the kernel that writes the residual stream, which also leaves the squares of what it
 wrote; the scale, one number per row, is applied to the product.
 
-Up to 16 rows are the height of the matrix unit's tiles; of more rows, up to 64, the weight's lines
-are. Beyond that the matrix unit has enough to do for cuBLAS to be faster, although the norm and the
-gate are then kernels of their own.
+The weight's lines are the height of the matrix unit's tiles, the rows their width. Products into
+the stream, which have few lines, are faster the other way round as long as the rows are few. Beyond
+64 rows the matrix unit has enough to do for cuBLAS to be faster, although the norm and the gate are
+then kernels of their own.
 """
 
 from dataclasses import dataclass
@@ -23,10 +24,11 @@ from torch.nn import functional
 from outrider.model.cuda.chain import chained
 from outrider.model.cuda.workspace import Workspace
 
-FEW_ROWS = 16  # one tile of the matrix unit
-FEW_ROWS_INTO = 16  # the same for products that go into the stream
 MOST_ROWS = 64  # of our own products
-WIDE_LINES = 64  # lines per program for more than a few rows
+FEWEST_ROWS = 16  # that the matrix unit takes; what is missing is padding
+LINES = 64  # of the weight per program
+MANY_LINES = 8192  # which fill the device with programs
+FEW_ROWS, FEW_LINES = 16, 16  # of products into the stream whose rows are the height of a tile
 MOST_SPLITS = 4
 PROGRAMS = 132  # that share the lines' length where there are few lines: one per multiprocessor
 GATE_BLOCK = 1024
@@ -139,13 +141,12 @@ def into_stream(
         if bias is not None:
             stream.hidden += bias
         return
-    lines = _stream_lines(rows)
-    shape = shape_for(weight, rows, FEW_ROWS_INTO)._replace(lines=lines)
-    _linear[(triton.cdiv(weight.shape[0], lines), shape.splits)](
+    shape = _shape_into(weight, rows)
+    _linear[(triton.cdiv(weight.shape[0], shape.lines), shape.splits)](
         x, weight, bias if bias is not None else x, stream.hidden, stream.squares,
         next_norm.weight, stream.scaled, work.parts, work.arrived, rows, weight.shape[0], 0.0,
         INNER=inner, BIAS=bias is not None, NORM=False, GATED=False, ADD=True,
-        PARTS=stream.squares.shape[1], **constants(shape, lines, rows),
+        PARTS=stream.squares.shape[1], **constants(shape, shape.lines, rows),
         **chained(weight.device),
     )  # fmt: skip
 
@@ -153,7 +154,7 @@ def into_stream(
 def constants(shape: Shape, lines: int, rows: int) -> dict[str, int | bool]:
     """What a kernel of ours must know of its shape."""
     return {
-        "ROWS": max(FEW_ROWS, triton.next_power_of_2(rows)),
+        "ROWS": max(FEWEST_ROWS, triton.next_power_of_2(rows)),
         "LINES": lines,
         "BLOCK": shape.inner,
         "SPLITS": shape.splits,
@@ -163,30 +164,28 @@ def constants(shape: Shape, lines: int, rows: int) -> dict[str, int | bool]:
     }
 
 
-def shape_for(weight: Tensor, rows: int, few: int = FEW_ROWS) -> Shape:
-    """For a weight [outer, inner]; `few` rows are the height of a tile. Where there are few lines,
-    several programs share a line, so that all multiprocessors take part. The figures are those
-    that measured best on an H200."""
+def shape_for(weight: Tensor, rows: int) -> Shape:
+    """For a weight [outer, inner]. Where there are few lines, several programs share a line, so
+    that all multiprocessors take part. The figures are those that measured best on an H200."""
     outer, inner = weight.shape
-    if rows > few:
-        return _wide_shape(outer, inner, rows, weight.element_size())
-    block = _block(256 if outer < 8192 else 128, inner)
-    if outer >= 8192:
-        return Shape(64, block, warps=2, stages=4 if outer >= 65536 else 3)
-    splits = max(1, min(MOST_SPLITS, inner // (2 * block)))
-    return Shape(16, block, warps=2, stages=5, splits=splits)
-
-
-def _wide_shape(outer: int, inner: int, rows: int, element: int) -> Shape:
-    bytes_of_line = 128 if outer >= 8192 else 256
-    block = _block(bytes_of_line // element, inner)
-    if outer >= 8192:
-        return Shape(WIDE_LINES, block, warps=4, stages=4 if rows <= 32 else 3, wide=True)
+    many = outer >= MANY_LINES
+    block = _block((128 if many else 256) // weight.element_size(), inner)
+    if many:
+        return Shape(LINES, block, warps=4, stages=4 if rows <= 32 else 3, wide=True)
     blocks = triton.cdiv(inner, block)
-    splits = max(1, min(PROGRAMS // triton.cdiv(outer, WIDE_LINES), blocks // 2))
+    splits = max(1, min(PROGRAMS // triton.cdiv(outer, LINES), blocks // 2))
     each = triton.cdiv(blocks, splits)
-    splits = triton.cdiv(blocks, each)
-    return Shape(WIDE_LINES, block, warps=4, stages=4, splits=splits, wide=True)
+    return Shape(LINES, block, 4, stages=4, splits=triton.cdiv(blocks, each), wide=True)
+
+
+def _shape_into(weight: Tensor, rows: int) -> Shape:
+    """The same for a product that goes into the stream."""
+    if rows > FEW_ROWS:
+        return shape_for(weight, rows)
+    outer, inner = weight.shape
+    block = _block(256, inner)
+    splits = 1 if outer >= MANY_LINES else max(1, min(MOST_SPLITS, inner // (2 * block)))
+    return Shape(FEW_LINES, block, warps=2, stages=5, splits=splits)
 
 
 def _block(largest: int, inner: int) -> int:
@@ -196,19 +195,14 @@ def _block(largest: int, inner: int) -> int:
     return largest
 
 
-def _stream_lines(rows: int) -> int:
-    """Lines per program of a product that goes into the stream."""
-    return 16 if rows <= FEW_ROWS_INTO else WIDE_LINES
-
-
 def square_parts(width: int, rows: int) -> int:
-    """Into how many sums the squares of a stream are divided."""
-    return triton.cdiv(width, _stream_lines(rows))
+    """Into how many sums the squares of a stream are divided: one for each program that adds."""
+    return triton.cdiv(width, FEW_LINES if rows <= FEW_ROWS else LINES)
 
 
 def workspace_for(outer: int) -> int:
     """Elements of `Workspace.parts` that a product with so many lines may need."""
-    return max(MOST_SPLITS * FEW_ROWS * (outer + 16), PROGRAMS * MOST_ROWS * WIDE_LINES)
+    return max(MOST_SPLITS * FEW_ROWS * (outer + 16), PROGRAMS * MOST_ROWS * LINES)
 
 
 def _gated(both: Tensor) -> Tensor:
