@@ -12,9 +12,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.core.errors import ModelError
+from outrider.model.flight import Flight
 from outrider.model.loading import LoadedModel, load_model
 from outrider.model.runner import Runner
-from outrider.model.segment import Group, Segment, group_segments
+from outrider.model.segment import WHOLE, Group, Segment, group_segments
 
 FAMILIES = [
     "llama",
@@ -176,6 +177,20 @@ def some_texts(lengths: tuple[int, ...], seed: int = 0) -> list[Text]:
     return [tuple(rng.randrange(VOCAB) for _ in range(length)) for length in lengths]
 
 
+def chains(texts: list[Text]) -> list[Segment]:
+    """Each from its start, with logits for all rows."""
+    first, segments = 1, []
+    for text in texts:
+        slots = array("q", range(first, first + len(text)))
+        segments.append(Segment.chain(list(text), slots, array("q"), 0))
+        first += len(text)
+    return segments
+
+
+def prefixes(texts: list[Text]) -> list[Text]:
+    return [text[:end] for text in texts for end in range(1, len(text) + 1)]
+
+
 def check_parity(folder: Path, runner: Runner, lengths: tuple[int, ...]) -> None:
     rows = packed_rows(runner, some_texts(lengths), seed=1)
     assert len(rows) == sum(lengths) + len(lengths) * NODES
@@ -186,6 +201,50 @@ def check_parity(folder: Path, runner: Runner, lengths: tuple[int, ...]) -> None
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_chunks_and_trees_equal_transformers_forward(tiny, family):
     check_parity(tiny(family), make_runner(tiny(family), "float32"), LENGTHS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_that_is_read_at_once_equals_transformers_forward(tiny, family):
+    """Beside a short one; long enough to be attended to without a mask."""
+    runner = make_runner(tiny(family), "float32")
+    texts = some_texts((WHOLE + 9, 7))
+    rows = dict(zip(prefixes(texts), runner.forward(chains(texts)), strict=True))
+    expected = transformers_rows(tiny(family), longest(rows), torch.float32)
+    assert worst_error(rows, expected) <= 1e-4
+
+
+class GraphsOf:
+    """Passes over few rows by the runner's own."""
+
+    most_rows = 16
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.launched: list[list[int]] = []  # rows of each segment, of every pass
+
+    def fits(self, segments: list[Segment]) -> bool:
+        return sum(map(len, segments)) <= self.most_rows
+
+    def launch(self, segments: list[Segment]) -> Flight:
+        self.launched.append([len(segment) for segment in segments])
+        return Flight(self.runner._forward(segments), landed=list)
+
+    def long_pass(self, *_: object) -> None:
+        return None
+
+
+def test_beside_a_prompt_short_rows_are_a_pass_of_their_own(tiny):
+    """All get their own logits, in the order in which they were asked for."""
+    runner = make_runner(tiny("llama"), "float32")
+    texts = some_texts((5, 30, 3, 7, 2, 25))
+    segments = chains(texts)
+    segments[1].logits_from = len(segments[1])  # a prompt that goes on
+    expected = runner.forward(segments)
+    graphs = GraphsOf(runner)
+    runner.graphs = graphs
+    found = runner.forward(segments)
+    assert graphs.launched == [[5, 3, 7]]  # and 2 are beyond its rows
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.model.segment import Group, Segment, group_segments
+from outrider.model.attention import LayerKV, Pass
+from outrider.model.segment import WHOLE, Group, Segment, group_segments
 
 WINDOWS = [None, 1, 3, 8, 200]
 
@@ -113,3 +114,37 @@ def test_moving_a_group_keeps_its_masks():
     (group,) = group_segments(make_segments([(9, 2)], 0))
     moved = group.to(torch.device("cpu"))
     assert all(torch.equal(moved.mask(w), group.mask(w)) for w in WINDOWS)
+
+
+def test_a_long_text_from_its_start_is_a_group_of_its_own_and_needs_no_mask():
+    segments = make_segments([(7, 3)], 0)
+    slots = array("q", range(500, 500 + WHOLE))
+    segments.append(Segment.chain([7] * WHOLE, slots, array("q"), 0))
+    groups = group_segments(segments)
+    assert [group.visible is None for group in groups] == [True, False]
+    for window in WINDOWS:
+        seen = visible_slots(groups, window)
+        for row in range(WHOLE):
+            expected = list(slots[: row + 1])
+            assert seen[3 + row] == (expected if window is None else expected[-window:])
+    shorter = Segment.chain([7] * (WHOLE - 1), slots[1:], array("q"), 0)
+    continued = Segment.chain([7] * WHOLE, slots, array("q", [3]), 0)
+    assert all(group.visible is not None for group in group_segments([shorter, continued]))
+
+
+@pytest.mark.parametrize("others", [[], [(7, 3), (20, 1)]])
+def test_attention_without_a_mask_is_attention_with_it(others, monkeypatch):
+    segments = make_segments(others, 1)
+    first = sum(context + rows for context, rows in others) + 2000
+    slots = array("q", range(first, first + WHOLE + 5))
+    segments.insert(len(segments) // 2, Segment.chain([7] * len(slots), slots, array("q"), 0))
+    rows = sum(map(len, segments))
+    torch.manual_seed(0)
+    memory = LayerKV(torch.randn(2200, 2, 16), torch.randn(2200, 2, 8))
+    query = torch.randn(rows, 6, 16)
+    step = Pass(torch.zeros(rows), group_segments(segments))
+    found = step.attend(query, memory, 0.3, (None, None, None))
+    monkeypatch.setattr("outrider.model.segment.WHOLE", 10**6)
+    masked = Pass(torch.zeros(rows), group_segments(segments))
+    assert all(group.visible is not None for group in masked.groups)
+    torch.testing.assert_close(found, masked.attend(query, memory, 0.3, (None, None, None)))

@@ -95,6 +95,10 @@ class TokenTree:
         )
 
 
+def is_chain(parents: list[int]) -> bool:
+    return parents == [*range(-1, len(parents) - 1)]
+
+
 def depths_of(parents: Sequence[int]) -> list[int]:
     depths: list[int] = []
     for parent in parents:
@@ -119,7 +123,7 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 
 def ancestor_mask(parents: list[int]) -> Tensor:
     """[n, n] bool: row i is True at i and at every ancestor of i. ROOT starts a path."""
-    if parents == [*range(-1, len(parents) - 1)]:  # a chain, as prompts are: long
+    if is_chain(parents):  # as prompts are: long
         return torch.ones(len(parents), len(parents), dtype=torch.bool).tril()
     mask = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents):

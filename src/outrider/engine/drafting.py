@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from outrider.core.errors import OutriderError
 from outrider.core.request import Request
-from outrider.core.tree import TokenTree
+from outrider.core.tree import TokenTree, is_chain
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.merging import merge
@@ -355,7 +355,7 @@ class Drafting:
         """Whose chains these are, if they are nobody else's."""
         drafted = [tree for tree in trees if len(tree)]
         names = {tree.source for tree in drafted}
-        if len(names) > 1 or any(tree.parents != [*range(-1, len(tree) - 1)] for tree in drafted):
+        if len(names) > 1 or not all(is_chain(tree.parents) for tree in drafted):
             return None
         return next((drafter for drafter in self.crew.members if drafter.name in names), None)
 

@@ -69,8 +69,15 @@ class Pass:
         """query [rows, heads, head size] -> [rows, heads, value head size]."""
         window, softcap, sinks = asked
         attend = _attend_invariant if self.invariant else _attend
+        plain = asked == (None, None, None) and _knows_causal(query)
+        if plain and len(self.groups) == 1 and self.groups[0].visible is None:
+            return _attend_whole(query, memory, self.groups[0].slots[0], scale)
         out = query.new_zeros(*query.shape[:2], memory.values.shape[2])
         for group in self.groups:
+            if plain and group.visible is None:
+                rows = slice(group.first, group.first + group.slots.shape[1])
+                out[rows] = _attend_whole(query[rows], memory, group.slots[0], scale)
+                continue
             # Heads that share a KV head become further queries of it: no expanded copy of the keys.
             q = query[group.rows]  # [sequences, queries, heads, head size]
             mask = group.mask(window)
@@ -178,6 +185,20 @@ def _attend(
     if sinks is not None:
         total = total + torch.exp(sink - top)
     return _unfold_heads((weights / total).to(v.dtype) @ v, queries)
+
+
+def _knows_causal(query: Tensor) -> bool:
+    """Whether torch has a kernel for texts without a mask, with fewer KV heads than heads."""
+    return query.device.type == "cpu" or query.dtype in (torch.float16, torch.bfloat16)
+
+
+def _attend_whole(query: Tensor, memory: LayerKV, slots: Tensor, scale: float) -> Tensor:
+    """A text from its start: query [rows, heads, head size], slots [rows] -> [rows, heads, value
+    head size]."""
+    keys, values = memory.keys.index_select(0, slots), memory.values.index_select(0, slots)
+    q, k, v = (each.transpose(0, 1)[None] for each in (query, keys, values))
+    mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    return mixed[0].transpose(0, 1)
 
 
 def _gather(buffer: Tensor, slots: Tensor) -> Tensor:

@@ -2,14 +2,14 @@
 
 from array import array
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.tree import ancestor_mask, depths_of
+from outrider.core.tree import ancestor_mask, depths_of, is_chain
 
 
 class Choosing(NamedTuple):
@@ -49,35 +49,42 @@ class Segment:
         return [len(self.context) + depth - 1 for depth in depths_of(self.parents)]
 
 
+WHOLE = 64  # rows from which on a text that is read from its start has a call of its own
+
+
 @dataclass(eq=False)
 class Group:
-    """Sequences of similar size that share one padded attention call."""
+    """Sequences of similar size that share one padded attention call; or a single one that is read
+    from its start, and needs no mask beyond "what lies before"."""
 
     rows: Tensor  # [sequences, queries] index of the packed row; padding repeats row 0
     real: Tensor  # [real rows] where in the flattened `rows` there is no padding
     slots: Tensor  # [sequences, keys]; padding is the scrap slot
-    visible: Tensor  # [sequences, queries, keys] bool
+    visible: Tensor | None  # [sequences, queries, keys] bool; None: all that lies before
     query_positions: Tensor  # [sequences, queries]
     key_positions: Tensor  # [sequences, keys]
+    first: int = 0  # the packed row that such a single text begins with
 
     def __post_init__(self) -> None:
-        self._masks: dict[int | None, Tensor] = {None: self.visible}
+        self._masks: dict[int | None, Tensor] = {}
         self.real_rows = self.rows.flatten()[self.real]  # [real rows]
 
     def mask(self, window: int | None) -> Tensor:
         """[sequences, queries, keys]: `visible`, cut to a sliding window; kept for all layers."""
-        if window is not None and window not in self._masks:
+        if window not in self._masks:
             distance = self.query_positions[:, :, None] - self.key_positions[:, None, :]
-            self._masks[window] = self.visible & (distance < window)
+            visible = self.visible if self.visible is not None else distance >= 0
+            self._masks[window] = visible if window is None else visible & (distance < window)
         return self._masks[window]
 
     def to(self, device: torch.device) -> "Group":
-        return Group(
-            *(
-                getattr(self, name).to(device, non_blocking=True)
-                for name in self.__dataclass_fields__
-            )
-        )
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {
+            name: tensor.to(device, non_blocking=True)
+            for name, tensor in tensors.items()
+            if isinstance(tensor, Tensor)
+        }
+        return replace(self, **moved)
 
 
 def _bucket(size: int, smallest: int) -> int:
@@ -87,13 +94,24 @@ def _bucket(size: int, smallest: int) -> int:
 def group_segments(segments: list[Segment]) -> list[Group]:
     """Pack similar sequences into one call each, so that padding at most doubles either side."""
     buckets: dict[tuple[int, int], list[tuple[int, Segment]]] = {}
+    groups = []
     first_row = 0
     for segment in segments:
-        keys = len(segment.context) + len(segment)
-        bucket = (_bucket(len(segment), 1), _bucket(keys, 128))
-        buckets.setdefault(bucket, []).append((first_row, segment))
+        if len(segment) >= WHOLE and not segment.context and is_chain(segment.parents):
+            groups.append(_whole_text(first_row, segment))
+        else:
+            keys = len(segment.context) + len(segment)
+            bucket = (_bucket(len(segment), 1), _bucket(keys, 128))
+            buckets.setdefault(bucket, []).append((first_row, segment))
         first_row += len(segment)
-    return [_pad_group(members) for members in buckets.values()]
+    return [*groups, *(_pad_group(members) for members in buckets.values())]
+
+
+def _whole_text(first_row: int, segment: Segment) -> Group:
+    places = torch.arange(len(segment))
+    slots = torch.from_numpy(np.array(segment.slots, dtype=np.int64))[None]
+    positions = places[None]
+    return Group(first_row + positions, places, slots, None, positions, positions, first_row)
 
 
 def _pad_group(members: list[tuple[int, Segment]]) -> Group:
