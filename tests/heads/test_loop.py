@@ -167,3 +167,33 @@ def test_the_check_at_load_finds_faults(
     drafter.loop._captured.clear()
     drafter.loop._found.zero_()
     assert loop_check.distance(drafter, drafter.loop, kv) > 0.05
+
+
+def test_what_was_prepared_is_all_that_a_small_batch_needs(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_plain_kernels(monkeypatch)
+    llm = make_looped(models.target, {"model": heads["eagle3"], "num_speculative_tokens": 3})
+    drafter = drafter_of(llm)
+    drafter.loop.prepare(3)
+    prepared = drafter.prepared
+    assert prepared == len(loop_text.ROWS) + 3 * 4  # chains of 1 to 3 for 1, 2, 4 and 8 texts
+    check(models, llm, asked(8, 12), right=[0, 2, 1, 3])
+    assert drafter.prepared == prepared
+
+
+@pytest.mark.parametrize(
+    ("rows", "late"),
+    [
+        ([1, 3, 64], []),
+        ([1, 65, 3], [1]),
+        ([64, 64, 64, 64, 1], [0]),  # more than all can have together
+        ([500, 2, 70], [0, 2]),
+        ([5] * 64, [*range(16)]),
+        ([], []),
+    ],
+)
+def test_as_few_texts_as_possible_are_read_before_the_loop(rows: list[int], late: list[int]):
+    assert sorted(loop_text.unreadable(rows)) == late
+    left = [1 if i in late else count for i, count in enumerate(rows)]
+    assert sum(left) <= loop_text.ROWS[-1]

@@ -53,6 +53,7 @@ from outrider.sampling.process import unadjusted
 if TYPE_CHECKING:
     from outrider.drafters.trained import TrainedDrafter
 
+PREPARED_TEXTS, PREPARED_GUESSES = 8, 8  # at most, that chains are captured for at load
 UPDATES = 512  # changed entries of the slot table that travel with the other numbers
 _TEXT_NUMBERS = LOOP_FIELDS * TEXTS[-1] + 2 * UPDATES
 _ROW_FIELDS = FIELDS + 1  # the last: the slot whose feature a row reads
@@ -143,12 +144,22 @@ class DeviceLoop(ABC):
         with self.cuda.active():
             return self._run(texts)
 
+    @torch.inference_mode()
+    def prepare(self, guesses: int) -> None:
+        """Capture what small batches need for chains of up to so many guesses, rather than when a
+        request has to wait for it. No text may be under way."""
+        with self.cuda.active():
+            for rows in ROWS:
+                self._reads(rows)
+            for count in filter(lambda each: each <= PREPARED_TEXTS, TEXTS):
+                for length in range(1, min(guesses, PREPARED_GUESSES) + 1):
+                    self.drafting(count, length)
+
     def _run(self, texts: list[Text]) -> list[Guesses]:
         rows = bucket(ROWS, sum(len(text.rows) for text in texts))
         count = bucket(TEXTS, len(texts))
         guesses = max(text.guesses for text in texts)
-        read = self.captured_for(lambda: self._reading(rows), "read", rows)
-        draft = self.drafting(count, guesses)
+        read, draft = self._reads(rows), self.drafting(count, guesses)
         size = self._fill(texts, rows, count)
         self._packed[:size].copy_(self._packed_here[:size], non_blocking=True)
         read()
@@ -174,6 +185,9 @@ class DeviceLoop(ABC):
         """As one launch: so many guesses, one at least, below what the fields of `count` texts
         name and what was read before."""
         return self.captured_for(lambda: self._drafting(count, guesses), "draft", count, guesses)
+
+    def _reads(self, rows: int) -> Callable[[], None]:
+        return self.captured_for(lambda: self._reading(rows), "read", rows)
 
     def _reading(self, size: int) -> Callable[[], None]:
         rows = self.rows(size)
