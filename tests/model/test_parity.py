@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.core.errors import ModelError
-from outrider.model.flight import Flight
 from outrider.model.loading import LoadedModel, load_model
 from outrider.model.runner import Runner
 from outrider.model.segment import WHOLE, Group, Segment, group_segments
@@ -211,40 +210,6 @@ def test_a_prompt_that_is_read_at_once_equals_transformers_forward(tiny, family)
     rows = dict(zip(prefixes(texts), runner.forward(chains(texts)), strict=True))
     expected = transformers_rows(tiny(family), longest(rows), torch.float32)
     assert worst_error(rows, expected) <= 1e-4
-
-
-class GraphsOf:
-    """Passes over few rows by the runner's own."""
-
-    most_rows = 16
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self.launched: list[list[int]] = []  # rows of each segment, of every pass
-
-    def fits(self, segments: list[Segment]) -> bool:
-        return sum(map(len, segments)) <= self.most_rows
-
-    def launch(self, segments: list[Segment]) -> Flight:
-        self.launched.append([len(segment) for segment in segments])
-        return Flight(self.runner._forward(segments), landed=list)
-
-    def long_pass(self, *_: object) -> None:
-        return None
-
-
-def test_beside_a_prompt_short_rows_are_a_pass_of_their_own(tiny):
-    """All get their own logits, in the order in which they were asked for."""
-    runner = make_runner(tiny("llama"), "float32")
-    texts = some_texts((5, 30, 3, 7, 2, 25))
-    segments = chains(texts)
-    segments[1].logits_from = len(segments[1])  # a prompt that goes on
-    expected = runner.forward(segments)
-    graphs = GraphsOf(runner)
-    runner.graphs = graphs
-    found = runner.forward(segments)
-    assert graphs.launched == [[5, 3, 7]]  # and 2 are beyond its rows
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

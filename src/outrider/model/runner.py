@@ -2,7 +2,7 @@
 
 import logging
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -146,27 +146,7 @@ class Runner:
             return self.graphs.launch(segments)
         if self.fixed_rows:
             return Flight(self._forward_fixed(segments))
-        if self.graphs is None:
-            return Flight(self._forward(segments))
-        return Flight(self._forward_beside(self.graphs, segments))
-
-    def _forward_beside(self, graphs: "Graphs", segments: list[Segment]) -> Tensor:
-        """Who only writes need not go through the long pass of somebody whose prompt is read: a
-        graph does their rows, and each prompt is alone in what takes a launch per kernel."""
-        short, long, room = [], [], graphs.most_rows
-        for segment in segments:
-            if len(segment) <= room and graphs.fits([segment]):
-                short.append(segment)
-                room -= len(segment)
-            else:
-                long.append(segment)
-        logits = self._forward(long, graphs)
-        if not short:
-            return logits
-        found = {id(part): part_logits for part, part_logits in _by_segment(long, logits)}
-        written = graphs.launch(short).logits
-        found |= {id(part): part_logits for part, part_logits in _by_segment(short, written)}
-        return torch.cat([found[id(segment)] for segment in segments])
+        return Flight(self._forward(segments, self.graphs))
 
     @sdpa_kernel(BACKENDS)
     def _forward(self, segments: list[Segment], graphs: "Graphs | None" = None) -> Tensor:
@@ -295,9 +275,3 @@ def _rows_of(segment: Segment) -> list[_Row]:
         before = segment.context if parent < 0 else rows[parent].slots
         rows.append(_Row(token, before + segment.slots[i : i + 1], i >= segment.logits_from))
     return rows
-
-
-def _by_segment(segments: list[Segment], logits: Tensor) -> Iterator[tuple[Segment, Tensor]]:
-    """Whose logits [rows that need them, vocabulary] are whose."""
-    counts = [len(segment) - segment.logits_from for segment in segments]
-    return zip(segments, logits.split(counts), strict=True)
