@@ -57,7 +57,7 @@ def test_a_good_pair_is_measured(capsys, models):
     assert finding(found, "model's tensors")["detail"] == "all there, none left over"
     paths = {path["name"]: path for path in found["model_fast_paths"]}
     for whose in ("", "draft model: "):
-        columns = paths[f"{whose}weights by column"]
+        columns = paths[f"{whose}weights for few rows"]
         assert columns["on"] and "15 of 15 layers" in columns["why"]
         assert paths[f"{whose}packed passes"]["on"] and not paths[f"{whose}CUDA graphs"]["on"]
         assert not paths[f"{whose}quantised weights"]["on"]
@@ -83,7 +83,10 @@ def test_other_paths_on_a_cpu(capsys, models, monkeypatch):
     monkeypatch.setattr(examine_module, "measure", lambda llm, progress: None)
     argv = ("--model", models.target, "--quantization", "int8", "--dtype", "bfloat16")
     paths = {path["name"]: path for path in doctor(capsys, *argv)[1]["model_fast_paths"]}
-    assert not paths["weights by column"]["on"] and "float32" in paths["weights by column"]["why"]
+    assert (
+        not paths["weights for few rows"]["on"]
+        and "float32" in paths["weights for few rows"]["why"]
+    )
     assert paths["quantised weights"]["on"]
     assert paths["quantised weights"]["why"] == "int8; activations and KV in bfloat16"
 

@@ -1,9 +1,11 @@
 """The layout for few rows changes where weights lie, and nothing else."""
 
+import pytest
 import torch
 from torch import nn
 
-from outrider.model.layout import lay_out_for_few_rows
+from outrider.model import layout
+from outrider.model.layout import count_laid_out, lay_out_for_few_rows
 
 
 class Tied(nn.Module):
@@ -28,3 +30,23 @@ def test_other_types_stay_as_they_are() -> None:
     model = Tied(torch.bfloat16)
     lay_out_for_few_rows(model)
     assert model.head.weight.stride() == (5, 1)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_large_layer_stays_as_it_is_and_says_the_same_for_any_number_of_rows(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "LARGE", 12 * 40)
+    monkeypatch.setattr(layout, "LONG", 40)
+    model = nn.ModuleList([nn.Linear(40, 12, bias=bias), nn.Linear(12, 40, bias=bias)])
+    large, short = model
+    plain = nn.Linear(40, 12, bias=bias)
+    plain.load_state_dict(large.state_dict())
+    lay_out_for_few_rows(model)
+    assert large.weight.stride() == (40, 1) and short.weight.stride() == (1, 40)
+    assert count_laid_out(model) == (2, 2)
+    for shape in [(1,), (1, 3), (4,), (1, 7), (2, 24), (49,), (1, 130)]:
+        x = torch.randn(*shape, 40)
+        out = large(x)
+        assert out.shape == (*shape, 12) and out.is_contiguous()
+        torch.testing.assert_close(out, plain(x))

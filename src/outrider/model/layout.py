@@ -1,30 +1,64 @@
-"""Weights laid out so that a pass over a few rows costs little more than a pass over one.
+"""Linear layers made so that a pass over a few rows costs little more than a pass over one.
 
-torch's float32 products on a CPU take `x @ W.T` with W stored row by row. For 4 to 32 rows that is
-up to twice as slow as with W stored column by column (for one row there is no difference), and a
-pass over a draft is just such a product. Values, shapes and ties of the weights stay as they are.
+torch's float32 products on a CPU take `x @ W.T` with W stored row by row. Up to 3 rows that takes
+as long as one: the weight is read once. From 4 on it takes two to four times as long.
+
+A weight that fits into a cache is stored column by column: then 2 to 16 rows take half as long
+again as one. A large one would take twice as long for 2 rows already, so it stays as it is, and
+from 4 rows on the product is turned round, `W @ x.T`, which takes twice as long as one row up to
+some dozens.
+
+Values, shapes and ties of the weights stay as they are.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from outrider.model.quantized import is_plain
 
+LARGE, LONG = 1 << 21, 1024  # elements of a weight that no cache holds, and of each of its lines
+AS_ONE = 3  # rows that take as long as one
+TURNED = 48  # rows up to which the product is turned round
+
+
+class LargeLinear(nn.Linear):
+    """The same layer; how it multiplies depends on the rows."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        rows = input.numel() // self.in_features
+        if not AS_ONE < rows <= TURNED:
+            return linear(input, self.weight, self.bias)
+        columns = input.reshape(rows, self.in_features).t()  # [in, rows]
+        if self.bias is None:
+            product = torch.mm(self.weight, columns)  # [out, rows]
+        else:
+            product = torch.addmm(self.bias[:, None], self.weight, columns)
+        return product.t().reshape(*input.shape[:-1], self.out_features).contiguous()
+
 
 def lay_out_for_few_rows(model: nn.Module) -> None:
-    """Store each linear layer's weight [out, in] column by column. For float32 on a CPU only:
-    other kernels bring their weights into an order of their own."""
+    """For float32 on a CPU only: other kernels bring their weights into an order of their own."""
     done: set[int] = set()
     for module in model.modules():
-        if not is_plain(module) or id(module.weight) in done:
+        if not is_plain(module):
             continue
         weight: nn.Parameter = module.weight  # type: ignore[assignment]
-        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            continue
+        if weight.numel() >= LARGE and weight.shape[1] >= LONG:
+            if type(module) is nn.Linear:
+                module.__class__ = LargeLinear
+        elif id(weight) not in done:
             weight.data = weight.data.t().contiguous().t()  # an embedding tied to it stays tied
             done.add(id(weight))
 
 
 def count_laid_out(model: nn.Module) -> tuple[int, int]:
-    """Linear layers whose weight lies column by column, and all that there are."""
+    """Linear layers made for few rows, and all that there are."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    return sum(is_plain(m) and not m.weight.is_contiguous() for m in layers), len(layers)
+    made = [
+        isinstance(m, LargeLinear) or (is_plain(m) and not m.weight.is_contiguous()) for m in layers
+    ]
+    return sum(made), len(layers)

@@ -167,7 +167,7 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(
 
 def test_a_small_pool_is_calibrated_with_what_there_is(models: Models, cache: Path) -> None:
     llm = make_llm(models.target, "ngram", kv_cache_tokens=24)
-    assert llm.engine.policy.cost.measured.rows == [1, 2, 4, 8, 16]
+    assert llm.engine.policy.cost.measured.rows == [1, 2, 3, 4, 8, 16]
     llm.engine.kv.check()
 
 

@@ -125,7 +125,7 @@ def fast_paths() -> list[FastPath]:
             else "this torch was built without it",
         ),
         FastPath(
-            "weights by column",
+            "weights for few rows",
             not cuda and choose_dtype("auto", torch.device("cpu")) == torch.float32,
             "float32 on a CPU: passes over a few rows cost little more than over one",
         ),

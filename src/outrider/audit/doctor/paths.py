@@ -60,6 +60,6 @@ def _cpu(runner: Runner) -> list[tuple[str, bool, str]]:
     return [
         ("packed passes", True, f"rows of all requests in one pass of the module ({runner.way})"),
         ("SDPA attention", True, "torch's kernel over gathered slots, with the tree as a mask"),
-        ("weights by column", bool(laid_out), f"{columns}; {float32}" if laid_out else columns),
+        ("weights for few rows", bool(laid_out), f"{columns}; {float32}" if laid_out else columns),
         ("CUDA graphs", False, "the model runs on a CPU"),
     ]

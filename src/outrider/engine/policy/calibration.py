@@ -21,8 +21,8 @@ from outrider.model.segment import Segment
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # raised when the way of measuring changes
-ROWS = (1, 2, 4, 8, 16, 32, 64)
+FORMAT = 2  # raised when the way of measuring changes
+ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
 CONTEXT = 256
 LONG_CONTEXT = 1024
 SEQUENCES = 8
