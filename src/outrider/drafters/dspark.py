@@ -120,9 +120,9 @@ class DSparkDrafter(TrainedDrafter):
     def texts(self, requests: list[Request], guesses: list[int]) -> list[Text]:
         starts = [self.entries.valid(request) for request in requests]
         new = [len(r.slots) - start for r, start in zip(requests, starts, strict=True)]
-        if late := unreadable(new):
-            self._keep([requests[i] for i in late])
-            starts = [len(r.slots) if i in late else starts[i] for i, r in enumerate(requests)]
+        ends = {i: len(requests[i].slots) for i in unreadable(new)}
+        self._keep([requests[i] for i in ends])
+        starts = [ends.get(i, start) for i, start in enumerate(starts)]
         texts = []
         for request, start, count in zip(requests, starts, guesses, strict=True):
             slots = request.slots[start:]

@@ -52,20 +52,25 @@ def checked_loop(drafter: "TrainedDrafter", kv: KVCache) -> tuple[DeviceLoop | N
         try:
             loop = make(graphs.table, Capture(drafter.device))
             error = inf if loop is None else distance(drafter, loop, kv)
-            good = error <= ROUNDING * TOLERANCE.get(drafter.dtype, LOW_PRECISION)
-            if loop is not None and good:
-                loop.prepare(drafter.config.num_speculative_tokens or drafter.longest)
         except Exception as problem:  # compilers and drivers fail in ways of their own
             said = str(problem).splitlines() or [type(problem).__name__]
             reason = f"{name} failed: {said[0]}"
         else:
             if loop is None:
                 continue
-            if good:
+            if error <= ROUNDING * TOLERANCE.get(drafter.dtype, LOW_PRECISION):
+                _prepare(loop, drafter.config.num_speculative_tokens or drafter.longest)
                 return loop, name if reason == "" else f"{name} ({reason})"
             reason = f"{name}: a guess was {error:.1e} spreads off"
         log.warning("drafts of %s will be slower: %s", drafter.name, reason)
     return None, f"level by level ({reason})"
+
+
+def _prepare(loop: DeviceLoop, guesses: int) -> None:
+    try:
+        loop.prepare(guesses)
+    except Exception as problem:  # such as too little memory: what is needed comes when it is
+        log.info("not all of a drafter's graphs could be captured at load: %s", problem)
 
 
 @torch.inference_mode()

@@ -45,7 +45,7 @@ def bucket(sizes: tuple[int, ...], size: int) -> int:
 
 def unreadable(rows: list[int]) -> list[int]:
     """Of texts with so many new rows, those that the loop cannot read itself: the longest ones, as
-    few as possible. Of these all rows but one must be read before."""
+    few as possible. Of these at most one row may be left to it."""
     left, late = list(rows), []
     for i in sorted(range(len(rows)), key=lambda i: -rows[i]):
         if left[i] <= ROWS_OF_A_TEXT and sum(left) <= ROWS[-1]:

@@ -51,8 +51,8 @@ class TrainedDrafter(GrowingDrafter):
         dtype = choose_dtype(config.options.get("dtype") or target.dtype, target.device)
         shape = Target.of(target.model)
         self.head = self.read(files, shape, dtype, target.device, target.context_length)
-        lay_out_for_few_rows(self.head)  # now: what it borrows from the target has its layout
         self.head.borrow(shape)
+        lay_out_for_few_rows(self.head)
         self.needs_hidden = self.head.taps
         self.vocabulary = shape.vocabulary
         self.dtype, self.device = dtype, target.device

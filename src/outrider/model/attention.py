@@ -69,7 +69,7 @@ class Pass:
         """query [rows, heads, head size] -> [rows, heads, value head size]."""
         window, softcap, sinks = asked
         attend = _attend_invariant if self.invariant else _attend
-        plain = asked == (None, None, None) and _knows_causal(query)
+        plain = not self.invariant and asked == (None, None, None) and _knows_causal(query, memory)
         if plain and len(self.groups) == 1 and self.groups[0].visible is None:
             return _attend_whole(query, memory, self.groups[0].slots[0], scale)
         out = query.new_zeros(*query.shape[:2], memory.values.shape[2])
@@ -187,9 +187,17 @@ def _attend(
     return _unfold_heads((weights / total).to(v.dtype) @ v, queries)
 
 
-def _knows_causal(query: Tensor) -> bool:
-    """Whether torch has a kernel for texts without a mask, with fewer KV heads than heads."""
-    return query.device.type == "cpu" or query.dtype in (torch.float16, torch.bfloat16)
+def _knows_causal(query: Tensor, memory: LayerKV) -> bool:
+    """Whether torch has a quick kernel for texts without a mask, with fewer KV heads than heads: on
+    a GPU that is flash attention alone. query [rows, heads, head size]."""
+    if query.device.type == "cpu":
+        return True
+    size = query.shape[2]
+    return (
+        query.dtype in (torch.float16, torch.bfloat16)
+        and memory.values.shape[2] == size <= 256
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
 
 
 def _attend_whole(query: Tensor, memory: LayerKV, slots: Tensor, scale: float) -> Tensor:

@@ -40,7 +40,6 @@ class LargeLinear(nn.Linear):
 
 def lay_out_for_few_rows(model: nn.Module) -> None:
     """For float32 on a CPU only: other kernels bring their weights into an order of their own."""
-    done: set[int] = set()
     for module in model.modules():
         if not is_plain(module):
             continue
@@ -50,9 +49,8 @@ def lay_out_for_few_rows(model: nn.Module) -> None:
         if weight.numel() >= LARGE and weight.shape[1] >= LONG:
             if type(module) is nn.Linear:
                 module.__class__ = LargeLinear
-        elif id(weight) not in done:
+        elif weight.is_contiguous():  # not so where it is shared, and was laid out before
             weight.data = weight.data.t().contiguous().t()  # an embedding tied to it stays tied
-            done.add(id(weight))
 
 
 def count_laid_out(model: nn.Module) -> tuple[int, int]:

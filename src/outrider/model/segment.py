@@ -49,7 +49,7 @@ class Segment:
         return [len(self.context) + depth - 1 for depth in depths_of(self.parents)]
 
 
-WHOLE = 64  # rows from which on a text that is read from its start has a call of its own
+WHOLE = 128  # rows from which on a text that is read from its start has a call of its own
 
 
 @dataclass(eq=False)
@@ -72,9 +72,9 @@ class Group:
     def mask(self, window: int | None) -> Tensor:
         """[sequences, queries, keys]: `visible`, cut to a sliding window; kept for all layers."""
         if window not in self._masks:
-            distance = self.query_positions[:, :, None] - self.key_positions[:, None, :]
-            visible = self.visible if self.visible is not None else distance >= 0
-            self._masks[window] = visible if window is None else visible & (distance < window)
+            queries, keys = self.query_positions[:, :, None], self.key_positions[:, None, :]
+            visible = self.visible if self.visible is not None else queries >= keys
+            self._masks[window] = visible if window is None else visible & (queries - keys < window)
         return self._masks[window]
 
     def to(self, device: torch.device) -> "Group":

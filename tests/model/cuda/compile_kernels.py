@@ -59,18 +59,11 @@ def main() -> None:
             ROWS=16, LINES=16, BLOCK=64, SPLITS=4, BIAS=True, NORM=False, GATED=False, ADD=True,
             WIDE=False,
         )  # fmt: skip
-    compile_kernel(
-        linear._linear, "bf16", {"num_warps": 2, "num_stages": 3}, **product, CHAINED=True,
-        ROWS=16, LINES=32, BLOCK=128, SPLITS=1, BIAS=False, NORM=True, GATED=True, ADD=False,
-        WIDE=False,
-    )  # fmt: skip
-    for rows, lines, options in (
-        (16, 16, {"num_warps": 2, "num_stages": 5}),
-        (64, 64, {"num_warps": 4, "num_stages": 4}),
-    ):
+    for rows in (16, 64):
         compile_kernel(
-            projection._project, "bf16", options, **product, CHAINED=True, ROWS=rows, LINES=lines,
-            BLOCK=128, SPLITS=3, BIAS=True, HEADS=12, KV_HEADS=2, HEAD_SIZE=128, WIDE=rows > 16,
+            projection._project, "bf16", {"num_warps": 4, "num_stages": 4}, **product, CHAINED=True,
+            ROWS=rows, LINES=64, BLOCK=128, SPLITS=3, BIAS=True, HEADS=12, KV_HEADS=2,
+            HEAD_SIZE=128, WIDE=True,
         )  # fmt: skip
     for dtype, rows, block in (("bf16", 32, 64), ("bf16", 64, 64), ("fp32", 64, 32)):
         wide = {"num_warps": 4, "num_stages": 4}
@@ -79,8 +72,8 @@ def main() -> None:
             SPLITS=1, BIAS=False, NORM=True, GATED=True, ADD=False, WIDE=True,
         )  # fmt: skip
         compile_kernel(
-            linear._linear, dtype, wide, **product, CHAINED=True, ROWS=rows, LINES=64, BLOCK=block,
-            SPLITS=5, BIAS=True, NORM=False, GATED=False, ADD=True, WIDE=True,
+            linear._linear, dtype, wide, **product, CHAINED=True, ROWS=rows, LINES=64,
+            BLOCK=2 * block, SPLITS=5, BIAS=True, NORM=False, GATED=False, ADD=True, WIDE=True,
         )  # fmt: skip
     compile_kernel(linear._gate, "bf16", {"num_warps": 4}, INNER=8960, BLOCK=1024)
     for dtype in ("bf16", "fp32"):

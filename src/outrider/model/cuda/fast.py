@@ -78,7 +78,8 @@ def fast_passes(
 
 
 def _error(graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Tensor]) -> float:
-    """Of a prompt, of a tree below it, of a lone row beside that: against the plain way."""
+    """Of a prompt, of a tree below it, of a lone row beside that, of many rows: against the plain
+    way."""
     context = array("q", range(1, CONTEXT + 1))
     tokens = [(7 * i + 3) % 97 for i in range(CONTEXT)]
     prompt = [Segment.chain(tokens, context, array("q"), logits_from=CONTEXT - 9)]
@@ -86,7 +87,8 @@ def _error(graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Ten
     slots = array("q", range(CONTEXT + 1, CONTEXT + 1 + len(TREE)))
     segment = Segment([5, 8, 13, 21, 34, 55], TREE, slots, context, logits_from=0)
     short = Segment.chain([5], array("q", [CONTEXT + 7]), context[:9], logits_from=0)
-    for segments in ([segment], [short], [segment, short]):
+    several = [[segment] * 4, [segment] * 8]  # whose products are other kernels
+    for segments in ([segment], [short], [segment, short], *several):
         expected = forward(segments, None).float()
         got = graphs.launch(segments).logits[: len(expected)].float()
         worst = max(worst, difference(got, expected))

@@ -27,7 +27,7 @@ from outrider.model.cuda.workspace import Workspace
 
 def can_project(weight: Tensor, head_size: int, rows: int) -> bool:
     """weight [(heads + 2 * kv heads) * size, width]. Whether the programs' lines are those of one
-    head, as many of each half."""
+    head, as many of each half. Else the rotation is a kernel of its own."""
     return rows <= MOST_ROWS and head_size % shape_for(weight, rows).lines == 0
 
 

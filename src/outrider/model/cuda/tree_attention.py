@@ -89,6 +89,7 @@ def tree_attention(
     kv_heads, value_size = values.shape[1], values.shape[2]
     group = heads // kv_heads
     parts = parts_for(rows, group, kv_heads, inputs.single)
+    assert parts < MANY_JOINED
     tile = _tile(rows, group, inputs.single)
     if out is None:
         out = torch.empty(rows, heads, value_size, dtype=query.dtype, device=query.device)
