@@ -146,7 +146,7 @@ def measure(
     found["auto / plain, 64 at once"] = 2 * speeds[1] / (speeds[0] + speeds[2])
     found["auto tok/s"] = {"64": speeds[1]}
     found["auto, 64 at once"] = with_options(auto, many, tokens // 4)
-    # Last: once a profiler was there, launches take longer for good.
+    # Last: behind it, in the same process, `auto` was slower than in one without a profiler.
     found["idle share"] = {
         "none": idle_share(plain, texts[0], tokens),
         "auto": idle_share(auto, texts[0], tokens),

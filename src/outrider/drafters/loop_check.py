@@ -70,7 +70,9 @@ def _prepare(loop: DeviceLoop, guesses: int) -> None:
     try:
         loop.prepare(guesses)
     except Exception as problem:  # such as too little memory: what is needed comes when it is
-        log.info("not all of a drafter's graphs could be captured at load: %s", problem)
+        log.warning(
+            "first drafts will be slower: not all graphs were captured at load: %s", problem
+        )
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from tests.tiny import VOCAB, make_tiny
 from outrider.model.cuda.fused import FusedModel, unfused_because
 from outrider.model.cuda.inputs import prompt_inputs
 from outrider.model.cuda.linear import Norm, Stream, from_stream, into_stream
+from outrider.model.cuda.projection import can_project
 from outrider.model.cuda.tree_attention import workspace_for
 from outrider.model.cuda.unfused import UnfusedModel
 from outrider.model.cuda.workspace import Workspace
@@ -127,6 +128,26 @@ def test_prompts_go_through_the_same_layers(rows: int, tmp_path: Path) -> None:
 
     got = runner._forward(segments, Long())  # type: ignore[arg-type]
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("copies", "rows"), [(1, 4), (5, 24), (9, 48)])
+@torch.inference_mode()
+def test_heads_that_are_projected_and_rotated_at_once(
+    copies: int, rows: int, tmp_path: Path
+) -> None:
+    """As real ones are: 64 elements each. Many rows are other products; here, one tree again and
+    again, as the probe at load has it."""
+    runner = runner_of("qwen2", tmp_path, head_dim=64)
+    model = FusedModel(runner.loaded, runner.layers, positions=64, taps=runner.taps)
+    assert can_project(model.layers[0].qkv, model.head_size, rows)
+    text = prompt(21, 1, seed=1)
+    runner.forward([text])
+    tree = Segment([5, 6, 7, 8], [-1, 0, 0, 1], array("q", [40, 41, 42, 43]), text.slots, 0)
+    expected = runner.forward([tree]).clone()  # [4, vocabulary]
+    inputs = make_inputs([tree] * copies, rows, group=2)
+    previous = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+    got = model(inputs, previous, work_for(runner, model, rows))[: 4 * copies]
+    torch.testing.assert_close(got, expected.repeat(copies, 1), rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()
