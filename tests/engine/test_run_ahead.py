@@ -48,12 +48,28 @@ class EagerGraphs:
         self.launches = 0
         self.most_rows = 256
         self.largest = 0  # rows of a pass that was launched
+        self.apart = 0  # prompts that were read in passes of their own
 
     def fits(self, segments: list[Segment]) -> bool:
         return all(len(s) <= 64 and s.logits_from == 0 for s in segments)
 
     def long_pass(self, *_: Any) -> None:
         return None
+
+    def prompts_among(self, segments: list[Segment]) -> list[int]:
+        prompts = [i for i, s in enumerate(segments) if s.logits_from == len(s) - 1 > 6]
+        others = [s for i, s in enumerate(segments) if i not in prompts]
+        return prompts if self.fits(others) and len(prompts) < 3 else []
+
+    def read(self, prompt: Segment) -> Flight:
+        self.apart += 1
+        assert prompt.choosing is not None
+        logits = self.runner._forward([prompt])
+        end = Segment.chain([0], prompt.slots[-1:], prompt.context, 0)
+        end.choosing = prompt.choosing
+        [(asked, drawn)] = _noise([end], logits.shape[1])
+        token = int((_scores(logits[0], asked) + drawn).argmax())
+        return Flight(logits, lambda: [token])
 
     def launch(self, segments: list[Segment]) -> Flight:
         self.ahead += any(token < 0 for s in segments for token in s.tokens)
@@ -117,6 +133,21 @@ def test_the_text_is_that_of_waiting(models: Models, drafter: Any, count: int) -
     llm, graphs = make_ahead(models, drafter)
     results = run(llm, asked)
     assert graphs.ahead > 5
+    same_results(llm, asked, results, run(make_llm(models.target), asked))
+    llm.engine.kv.check()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_prompts_are_read_in_passes_of_their_own(models: Models, temperature: float) -> None:
+    """Some beside texts being written; their first tokens are the pass's, too."""
+    llm, graphs = make_ahead(models, "auto", max_num_seqs=3)
+    llm.engine.scheduler.replayed_rows = 0  # so that prompts do not take turns with other texts
+    asked = [
+        (random_prompt(i, 8 + i), SamplingParams(temperature=temperature, seed=i, max_tokens=5 + i))
+        for i in range(8)
+    ]
+    results = run(llm, asked)
+    assert graphs.apart > 4
     same_results(llm, asked, results, run(make_llm(models.target), asked))
     llm.engine.kv.check()
 

@@ -50,6 +50,9 @@ class BufferGraphs:
     def fits(self, segments: list[Segment]) -> bool:
         return all(len(s) <= 64 and s.logits_from == 0 for s in segments)
 
+    def prompts_among(self, segments: list[Segment]) -> list[int]:
+        return []
+
     def long_pass(self, *_: Any) -> None:
         return None
 

@@ -58,6 +58,9 @@ class NoCapture:
     def host_memory(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(size, dtype=dtype)
 
+    def mark(self) -> Callable[[], None]:
+        return lambda: None
+
     def wait(self) -> None:
         pass
 

@@ -19,6 +19,7 @@ from outrider.core.request import Request
 from outrider.drafters import device_loop, loop_check, loop_text
 from outrider.engine.llm import LLM
 from outrider.model.cuda import tree_attention
+from outrider.model.cuda.whole_text import SIZES, WIDTHS
 
 # Each kind, with what their loops tell apart: widths, draft vocabularies, memories, first places.
 LOOPED = ["eagle3", "eagle3.1", "eagle3 deep", "eagle", "medusa", "medusa reduced", "mtp"]
@@ -136,6 +137,7 @@ def test_the_bytes_declared_are_enough(models: Models, heads: Heads, kind: str) 
     large += [getattr(loop, name) for name in ("_full", "_logits") if hasattr(loop, name)]
     if kind == "eagle3":
         large += [loop._fused._cos, loop._fused._sin]
+        large += [torch.empty(SIZES[-1], WIDTHS * drafter.loop_shape.widest)]  # catching up
     held = sum(tensor.nbytes for tensor in large)
     longest, outputs = loop.slot_table.longest, len(drafter.ids)
     declared = device_loop.bytes_of_loop(drafter.loop_shape, outputs, longest, 4)
@@ -180,6 +182,33 @@ def test_what_was_prepared_is_all_that_a_small_batch_needs(
     assert prepared == len(loop_text.ROWS) + 3 * 4  # chains of 1 to 3 for 1, 2, 4 and 8 texts
     check(models, llm, asked(8, 12), right=[0, 2, 1, 3])
     assert drafter.prepared == prepared
+
+
+@torch.inference_mode()
+def test_long_texts_are_caught_up_on_in_one_launch(
+    models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leave in the slots what a pass leaves there, behind what was read before, too."""
+    use_plain_kernels(monkeypatch)
+    monkeypatch.setattr(loop_check, "LENGTHS", (80, 5))
+    config = {"model": heads["eagle3"], "num_speculative_tokens": 2}
+    llm = make_looped(models.target, config, fused=True, kv_cache_tokens=400, max_model_len=200)
+    drafter, kv = drafter_of(llm), llm.engine.kv
+    owner = Request("", [0], SamplingParams(), seed=0)
+    kv.open(owner)
+    assert kv.reserve(owner, 200)
+    slots = iter(owner.reserved)
+    looped = loop_check._requests(drafter, slots)
+    stepped = loop_check._requests(drafter, slots)
+    drafter._read_up_to([(looped[0], 7), (stepped[0], 79)])  # of one, what another text has left
+    captured = drafter.prepared
+    drafter.texts(looped, [2, 2])
+    assert drafter.prepared == captured + 1
+    memory = drafter.memory.layers[0]
+    one, other = (request.slots[1:].tolist() for request in (looped[0], stepped[0]))
+    for held in (memory.keys, memory.values):
+        torch.testing.assert_close(held[one], held[other], rtol=1e-4, atol=1e-4)
+    assert drafter.backlog(looped[0]) == 0
 
 
 @pytest.mark.parametrize(

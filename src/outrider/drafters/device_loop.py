@@ -46,6 +46,7 @@ from outrider.model.cuda.linear import workspace_for as product_parts
 from outrider.model.cuda.slot_table import SlotTable
 from outrider.model.cuda.tree_attention import rows_per_tile
 from outrider.model.cuda.tree_attention import workspace_for as attention_parts
+from outrider.model.cuda.whole_text import SIZES, WIDTHS
 from outrider.model.cuda.workspace import Workspace
 from outrider.model.segment import Segment
 from outrider.sampling.process import unadjusted
@@ -105,6 +106,11 @@ class DeviceLoop(ABC):
         if self._ids is not None:  # tokens that it does not know stay at -inf
             logits = self._full[:count].index_copy_(1, self._ids, logits)
         guess_and_move_on(logits, texts, self.work, self.found(count), sure)
+
+    def catch_up(self, rows: Segment, features: array) -> bool:
+        """Read a text that is too long for `read`, in one launch; features: per row the slot whose
+        feature it reads. False where that cannot be."""
+        return False
 
     # ---- the buffers that captured functions share ----
 
@@ -267,10 +273,11 @@ def _guesses(found: np.ndarray) -> Guesses:
 
 
 def bytes_of_loop(shape: Shape, outputs: int, longest: int, element: int) -> int:
-    """What a loop holds once all sizes are captured: workspace, rotations of fused layers, and
-    logits over the target's tokens and over the drafter's `outputs`. What else runs is as small as
-    its rows are few."""
+    """What a loop holds once all sizes are captured: workspace, rotations of fused layers, what
+    runs where those catch up, and logits over the target's tokens and over the drafter's `outputs`.
+    What else runs is as small as its rows are few."""
     work = 4 * sum(_workspace_sizes(shape))
+    work += SIZES[-1] * WIDTHS * shape.widest * element
     rotations = 2 * longest * shape.value_size * element if shape.widest else 0
     logits = element * TEXTS[-1] * (shape.vocabulary + (1 + shape.text_rows) * outputs)
     return work + rotations + logits

@@ -90,6 +90,17 @@ class FeatureDrafter(TrainedDrafter):
             last |= {part.request: rows[-1] for part, rows in zip(parts, states, strict=True)}
         return last
 
+    def _catch_up(self, ends: list[tuple[Request, int]]) -> None:
+        """The same, as far as it goes by the loop itself, in one launch for each text."""
+        left = []
+        for request, end in ends:
+            rows = _text_rows(request, self.entries.valid(request, first=1), end)
+            if self.loop is not None and self.loop.catch_up(rows.segment, rows.before):
+                self.entries.write(rows.segment.slots)
+            else:
+                left.append((request, end))
+        self._read_up_to(left)
+
     def _read_rows(self, parts: list[Rows]) -> tuple[Tensor, ...]:
         """The head's states [rows, hidden size] of each part."""
         segments = [part.segment for part in parts]
@@ -157,7 +168,7 @@ class FeatureDrafter(TrainedDrafter):
         starts = [self.entries.valid(request, first=1) for request in requests]
         new = [len(r.tokens) - start for r, start in zip(requests, starts, strict=True)]
         ends = {i: len(requests[i].tokens) - 1 for i in unreadable(new)}
-        self._read_up_to([(requests[i], end) for i, end in ends.items()])
+        self._catch_up([(requests[i], end) for i, end in ends.items()])
         starts = [ends.get(i, start) for i, start in enumerate(starts)]
         texts = []
         for request, start, count in zip(requests, starts, guesses, strict=True):

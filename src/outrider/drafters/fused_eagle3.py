@@ -3,13 +3,14 @@
 The weights are the head's own: its parameters become views of the fused tensors.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outrider.heads.eagle3 import Eagle3
-from outrider.model.attention import LayerKV
+from outrider.model.attention import LayerKV, attend_whole
 from outrider.model.cuda.feature_rows import join_features
 from outrider.model.cuda.fused import DTYPES, fused_layer, fused_norm
 from outrider.model.cuda.inputs import RowInputs
@@ -42,6 +43,28 @@ class FusedEagle3:
 
     def run(self, features: Tensor, inputs: RowInputs, work: Workspace) -> Stream:
         """features [rows, width] become the head's states, in the stream that is returned."""
+
+        def attend(query: Tensor, memory: LayerKV) -> Tensor:
+            return tree_attention(query, memory.keys, memory.values, inputs, work, self._scale)
+
+        return self._run(features, inputs, work, attend)
+
+    def read_text(self, features: Tensor, inputs: RowInputs, keys: Tensor, work: Workspace) -> None:
+        """The same of a text from its start, for what it leaves in the slots; keys [rows]: those of
+        all its places."""
+
+        def attend(query: Tensor, memory: LayerKV) -> Tensor:
+            return attend_whole(query, memory, keys, self._scale)
+
+        self._run(features, inputs, work, attend)
+
+    def _run(
+        self,
+        features: Tensor,
+        inputs: RowInputs,
+        work: Workspace,
+        attend: Callable[[Tensor, LayerKV], Tensor],
+    ) -> Stream:
         residual = features if self._residual_is_normed else None
         norms = (self._layers[0].before_attention, self._feature_norm)
         both = join_features(inputs, self._embedding, features, *norms, residual)
@@ -57,7 +80,7 @@ class FusedEagle3:
             slots = (memory.keys, memory.values)
             rotation = (self._cos, self._sin)
             query = rotate_and_store(qkv, *rotation, *slots, inputs, layer.head_norms)
-            mixed = tree_attention(query, *slots, inputs, work, self._scale)
+            mixed = attend(query, memory)
             into_stream(mixed.flatten(1), layer.out, layer.out_bias, stream, layer.before_mlp, work)
             inner = from_stream(stream, layer.before_mlp, work, layer.gate_up, gated=True)
             into_stream(inner, layer.down, None, stream, next_norm, work)

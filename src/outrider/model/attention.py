@@ -69,14 +69,15 @@ class Pass:
         """query [rows, heads, head size] -> [rows, heads, value head size]."""
         window, softcap, sinks = asked
         attend = _attend_invariant if self.invariant else _attend
-        plain = not self.invariant and asked == (None, None, None) and _knows_causal(query, memory)
+        plain = not self.invariant and asked == (None, None, None)
+        plain = plain and knows_causal(query, memory.values.shape[2])
         if plain and len(self.groups) == 1 and self.groups[0].visible is None:
-            return _attend_whole(query, memory, self.groups[0].slots[0], scale)
+            return attend_whole(query, memory, self.groups[0].slots[0], scale)
         out = query.new_zeros(*query.shape[:2], memory.values.shape[2])
         for group in self.groups:
             if plain and group.visible is None:
                 rows = slice(group.first, group.first + group.slots.shape[1])
-                out[rows] = _attend_whole(query[rows], memory, group.slots[0], scale)
+                out[rows] = attend_whole(query[rows], memory, group.slots[0], scale)
                 continue
             # Heads that share a KV head become further queries of it: no expanded copy of the keys.
             q = query[group.rows]  # [sequences, queries, heads, head size]
@@ -187,7 +188,7 @@ def _attend(
     return _unfold_heads((weights / total).to(v.dtype) @ v, queries)
 
 
-def _knows_causal(query: Tensor, memory: LayerKV) -> bool:
+def knows_causal(query: Tensor, value_size: int) -> bool:
     """Whether torch has a quick kernel for texts without a mask, with fewer KV heads than heads: on
     a GPU that is flash attention alone. query [rows, heads, head size]."""
     if query.device.type == "cpu":
@@ -195,12 +196,12 @@ def _knows_causal(query: Tensor, memory: LayerKV) -> bool:
     size = query.shape[2]
     return (
         query.dtype in (torch.float16, torch.bfloat16)
-        and memory.values.shape[2] == size <= 256
+        and value_size == size <= 256
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
     )
 
 
-def _attend_whole(query: Tensor, memory: LayerKV, slots: Tensor, scale: float) -> Tensor:
+def attend_whole(query: Tensor, memory: LayerKV, slots: Tensor, scale: float) -> Tensor:
     """A text from its start: query [rows, heads, head size], slots [rows] -> [rows, heads, value
     head size]."""
     keys, values = memory.keys.index_select(0, slots), memory.values.index_select(0, slots)

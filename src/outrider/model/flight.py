@@ -1,8 +1,10 @@
 """A pass that was started, and on a GPU may still be under way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 
@@ -14,3 +16,27 @@ class Flight:
 
     logits: Tensor
     landed: Callable[[], list[int]] | None = None
+
+
+Rows = TypeVar("Rows", bound=Sequence | Tensor)
+
+
+def joined(flights: list[Flight], whose: list[int], wanted: list[int]) -> Flight:
+    """Several passes as if they were one. For each segment, in order: which pass it is in, behind
+    those before it, and how many rows of it were asked for."""
+
+    def in_order(rows: list[Rows]) -> list[Rows]:
+        taken = [0] * len(rows)
+        parts = []
+        for flight, count in zip(whose, wanted, strict=True):
+            parts.append(rows[flight][taken[flight] : taken[flight] + count])
+            taken[flight] += count
+        return parts  # type: ignore[return-value]
+
+    logits = torch.cat(in_order([flight.logits for flight in flights]))
+    waits = [flight.landed for flight in flights]
+
+    def landed() -> list[int]:
+        return [token for part in in_order([wait() for wait in waits if wait]) for token in part]
+
+    return Flight(logits, None if None in waits else landed)

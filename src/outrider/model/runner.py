@@ -15,7 +15,7 @@ from outrider.core.errors import ModelError
 from outrider.model.admission import admit
 from outrider.model.attention import BACKENDS, CHUNK, LayerCall, LayerKV, Pass, attending
 from outrider.model.features import Features, Tap, Taps
-from outrider.model.flight import Flight
+from outrider.model.flight import Flight, joined
 from outrider.model.layout import lay_out_for_few_rows
 from outrider.model.loading import LoadedModel
 from outrider.model.segment import Group, Segment, group_segments
@@ -144,9 +144,21 @@ class Runner:
         """Start a pass; of its results, those on a GPU need not be there yet."""
         if self.graphs is not None and self.graphs.fits(segments):
             return self.graphs.launch(segments)
+        if self.graphs is not None and (apart := self.graphs.prompts_among(segments)):
+            return self._launch_apart(self.graphs, segments, apart)
         if self.fixed_rows:
             return Flight(self._forward_fixed(segments))
         return Flight(self._forward(segments, self.graphs))
+
+    def _launch_apart(
+        self, graphs: "Graphs", segments: list[Segment], prompts: list[int]
+    ) -> Flight:
+        """Prompts in passes of their own, which are graphs as the pass over the others is."""
+        others = [segment for i, segment in enumerate(segments) if i not in prompts]
+        flights = [graphs.read(segments[i]) for i in prompts]
+        whose = [prompts.index(i) if i in prompts else len(prompts) for i in range(len(segments))]
+        flights += [graphs.launch(others)] if others else []
+        return joined(flights, whose, [len(s) - s.logits_from for s in segments])
 
     @sdpa_kernel(BACKENDS)
     def _forward(self, segments: list[Segment], graphs: "Graphs | None" = None) -> Tensor:

@@ -10,6 +10,7 @@ from outrider.model.cuda.fused import FusedModel
 from outrider.model.cuda.graphs import BUCKETS, _workspace_sizes, bytes_of_graphs
 from outrider.model.cuda.slot_table import SlotTable
 from outrider.model.cuda.truncation import CutMemory
+from outrider.model.cuda.whole_text import SIZES, WIDTHS
 from outrider.model.cuda.workspace import COUNTERS, Workspace
 from outrider.model.loading import load_model
 from outrider.model.runner import Runner
@@ -28,6 +29,8 @@ def test_bytes_of_graphs(tmp_path: Path) -> None:
     held = [work.parts, work.weights, SlotTable(LINES, LONGEST, DEVICE).device_table]
     held += [model.cos, model.sin]
     held += [torch.empty(rows, vocabulary) for rows in BUCKETS for _ in (True, False)]
+    held += [torch.empty(1, vocabulary) for _ in SIZES]
+    held += [torch.empty(SIZES[-1], WIDTHS * 32)]  # while a prompt is read
     cuts = CutMemory.of(BUCKETS[-1], vocabulary, DEVICE)
     held += [value for value in vars(cuts).values() if isinstance(value, torch.Tensor)]
     assert work.arrived.nbytes == 4 * COUNTERS  # not counted: 16 KiB

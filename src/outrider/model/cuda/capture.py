@@ -34,6 +34,12 @@ class Capture:
         """[size], that copies to and from the device need not wait for."""
         return torch.zeros(size, dtype=dtype).pin_memory()
 
+    def mark(self) -> Callable[[], None]:
+        """What waits for all that was started before this."""
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize
+
     def wait(self) -> None:
         """For all that was started."""
         torch.cuda.current_stream().synchronize()

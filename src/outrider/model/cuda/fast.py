@@ -12,7 +12,7 @@ from outrider.model.admission import allowed_error, difference
 from outrider.model.attention import LayerCall
 from outrider.model.cuda.fused import FusedModel, unfused_because
 from outrider.model.cuda.graphs import Graphs
-from outrider.model.cuda.inputs import LIKELIEST
+from outrider.model.cuda.inputs import LIKELIEST, TREE_BITS
 from outrider.model.cuda.unfused import UnfusedModel
 from outrider.model.features import Taps
 from outrider.model.loading import LoadedModel
@@ -28,6 +28,7 @@ FUSED_LAYERS, UNFUSED_LAYERS = "CUDA graphs, fused layers", "CUDA graphs, unfuse
 ROUNDING = 3  # times as far from the module as its own packed pass may be: other kernels round at
 # other places, which alone makes 6 % for some models in bfloat16; what is wrong differs by 100 %
 CONTEXT = 70  # of the probe: more than one block of keys
+LONG = TREE_BITS + 1  # rows that are no pass over few rows
 TREE = [-1, 0, 0, 1, 2, 0]  # of the probe
 DRAWN = Choosing(temperature=0.8, seed=(1 << 40) + 3, sample=2, position=17)
 ASKED = [
@@ -71,6 +72,7 @@ def fast_passes(
             reason = f"{name} failed: {said[0]}"
         else:
             if error <= ROUNDING * allowed_error(loaded):
+                _add_prompts(graphs, forward, ROUNDING * allowed_error(loaded))
                 return graphs, name if reason == "" else f"{name} ({reason})"
             reason = f"{name} differed by {error:.1e}"
         log.warning("%s; trying the next way", reason)
@@ -92,6 +94,36 @@ def _error(graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Ten
         expected = forward(segments, None).float()
         got = graphs.launch(segments).logits[: len(expected)].float()
         worst = max(worst, difference(got, expected))
+    return worst
+
+
+def _add_prompts(
+    graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Tensor], allowed: float
+) -> None:
+    """Have prompts read by graphs too, if they come out right: beside a context, and without."""
+    try:
+        graphs.capture_prompts()
+        error = _prompt_error(graphs, forward) if graphs.prompts else 0.0
+        problem = f"they differed by {error:.1e}" if error > allowed else ""
+    except Exception as raised:  # compilers and drivers fail in ways of their own
+        problem = str(raised) or type(raised).__name__
+    if problem:
+        graphs.prompts = None
+        log.warning("prompts are read kernel by kernel: as graphs, %s", problem)
+
+
+def _prompt_error(
+    graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Tensor]
+) -> float:
+    slots = array("q", range(1, CONTEXT + 1))
+    tokens = [(7 * i + 3) % 97 for i in range(CONTEXT)]
+    expected = forward([Segment.chain(tokens, slots, slots[:0], CONTEXT - 1)], None).float()
+    worst = 0.0
+    for before in (0, CONTEXT - LONG):
+        prompt = Segment.chain(tokens[before:], slots[before:], slots[:before], 0)
+        prompt.logits_from = len(prompt) - 1
+        assert graphs.prompts_among([prompt]), "the text is too short to be one"
+        worst = max(worst, difference(graphs.read(prompt).logits.float(), expected))
     return worst
 
 

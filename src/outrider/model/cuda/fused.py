@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from outrider.model.attention import Asked, Kernel, LayerCall, LayerKV, Pass
+from outrider.model.attention import (
+    Asked,
+    Kernel,
+    LayerCall,
+    LayerKV,
+    Pass,
+    attend_whole,
+    knows_causal,
+)
 from outrider.model.cuda.inputs import SLOT, RowInputs
 from outrider.model.cuda.linear import Norm, Stream, from_stream, into_stream
 from outrider.model.cuda.linear import workspace_for as product_parts
@@ -85,6 +93,25 @@ class FusedModel:
             return stream.hidden.new_empty(0, self.head.shape[0])
         last = Stream.starting(stream.hidden[wanted], self.last_norm)
         return from_stream(last, self.last_norm, work, self.head)
+
+    @property
+    def plainly_causal(self) -> bool:
+        """Whether `read_text` can do what the layers ask for."""
+        asked = {(call.window, call.softcap) for call in self._calls}
+        size = self._calls[0].head_size
+        query = self.embedding.new_empty(0, 1, size)
+        return asked == {(None, None)} and knows_causal(query, self._calls[0].value_head_size)
+
+    def read_text(self, inputs: RowInputs, keys: Tensor, last: Tensor, work: Workspace) -> Tensor:
+        """[1, vocabulary] after row `last` [1] of a text from its start; keys [rows]: the slots of
+        its places, those of the rows among them."""
+
+        def attend(query: Tensor, memory: LayerKV, scale: float, asked: Asked) -> Tensor:
+            return attend_whole(query, memory, keys, scale)
+
+        stream = self._run(inputs, last[:0], work, attend)
+        end = Stream.starting(stream.hidden.index_select(0, last), self.last_norm)
+        return from_stream(end, self.last_norm, work, self.head)
 
     def _run(self, inputs: RowInputs, previous: Tensor, work: Workspace, attend: Kernel) -> Stream:
         stream = Stream.like(self.embedding, inputs.rows)

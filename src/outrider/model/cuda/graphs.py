@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.model.attention import LayerCall, Pass
+from outrider.model.cuda.capture import Capture
 from outrider.model.cuda.choice import choose
 from outrider.model.cuda.choice import workspace_for as choice_parts
 from outrider.model.cuda.fused import FusedModel
@@ -24,9 +25,11 @@ from outrider.model.cuda.inputs import (
     updates_of,
 )
 from outrider.model.cuda.linear import workspace_for as product_parts
+from outrider.model.cuda.prompts import Choose, Prompts
 from outrider.model.cuda.slot_table import SlotTable
 from outrider.model.cuda.tree_attention import rows_per_tile, workspace_for
 from outrider.model.cuda.truncation import CutMemory, find_cuts
+from outrider.model.cuda.whole_text import SIZES, WIDTHS
 from outrider.model.cuda.workspace import Workspace
 from outrider.model.flight import Flight
 from outrider.model.segment import Segment
@@ -55,22 +58,19 @@ class Graph:
         inputs: RowInputs,
         previous: Tensor,
         work: Workspace,
-        cut_memory: CutMemory,
+        choose: Choose,
         pool: Any,
     ) -> None:
-        def choices_of(logits: Tensor) -> Tensor:
-            return choose(logits, find_cuts(logits, inputs, cut_memory), inputs, work)
-
         self.inputs = inputs
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # compiles the kernels, which a capture cannot
-            choices_of(forward(inputs, previous, work))
+            choose(forward(inputs, previous, work), inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self.logits = forward(inputs, previous, work)  # [rows, vocabulary]
-            self.choices = choices_of(self.logits)  # [rows] int64
+            self.choices = choose(self.logits, inputs)  # [rows] int64
             previous[: inputs.rows].copy_(self.choices)
 
     def replay(self) -> None:
@@ -107,6 +107,11 @@ class Graphs:
         ]
         self._landed = [torch.cuda.Event() for _ in range(STAGES)]
         self._launches = 0
+        self.prompts: Prompts | None = None
+
+    def _choose(self, logits: Tensor, inputs: RowInputs) -> Tensor:
+        """logits [rows, vocabulary] -> [rows] int64."""
+        return choose(logits, find_cuts(logits, inputs, self._cut_memory), inputs, self._work)
 
     @property
     def fused(self) -> bool:
@@ -122,6 +127,26 @@ class Graphs:
         return rows <= BUCKETS[-1] and all(
             len(s) <= TREE_BITS and len(s.context) <= self.table.longest for s in segments
         )
+
+    def capture_prompts(self) -> None:
+        """From now on prompts are graphs as well, where the layers are such that they can be."""
+        if isinstance(self._forward, FusedModel) and self._forward.plainly_causal:
+            table, cuda = self.table.device_table, Capture(self.device)
+            self.prompts = Prompts(self._forward, table, self._work, self._choose, cuda)
+
+    def prompts_among(self, segments: list[Segment]) -> list[int]:
+        """Which of these to `read` apart, so that the rest is a pass over few rows, if anything;
+        none where that cannot be."""
+        found = self.prompts.among(segments) if self.prompts else []
+        apart = set(found)
+        others = [segment for i, segment in enumerate(segments) if i not in apart]
+        return found if not others or self.fits(others) else []
+
+    def read(self, prompt: Segment) -> Flight:
+        """Start the pass over one of those."""
+        assert self.prompts is not None
+        with torch.cuda.device(self.device):
+            return self.prompts(prompt)
 
     def long_pass(
         self, tokens: list[int], positions: list[int], wanted: list[int], step: Pass
@@ -201,7 +226,7 @@ class Graphs:
         if key not in self._graphs:
             inputs = RowInputs.of(rows, single, self.table.device_table)
             self._graphs[key] = Graph(
-                self._forward, inputs, self.previous, self._work, self._cut_memory, self._pool
+                self._forward, inputs, self.previous, self._work, self._choose, self._pool
             )
             log.debug("captured a pass over %d rows", rows)
         return self._graphs[key]
@@ -225,15 +250,17 @@ def bytes_of_graphs(
     call: LayerCall, *, width: int, vocabulary: int, element: int, lines: int, longest: int
 ) -> int:
     """What `Graphs` hold once all sizes are captured: workspaces, slot table, rotations of fused
-    layers, and each graph's logits. What runs inside a graph is as small as its rows are few."""
+    layers, each graph's logits, and what runs inside the largest that reads prompts."""
     shape = (call.heads, call.kv_heads, call.value_head_size)
     widest = max(width, (call.heads + 2 * call.kv_heads) * call.head_size)
     work = 4 * sum(_workspace_sizes(shape, vocabulary, product_parts(widest)))
     table = 4 * (1 + max(lines, FEWEST_LINES)) * longest
     rotations = 2 * longest * call.head_size * element
     logits = 2 * sum(BUCKETS) * vocabulary * element  # single rows and trees
+    logits += len(SIZES) * vocabulary * element
+    prompts = SIZES[-1] * WIDTHS * width * element
     cuts = CutMemory.of(BUCKETS[-1], vocabulary, torch.device("meta")).nbytes
-    return work + table + rotations + logits + cuts
+    return work + table + rotations + logits + cuts + prompts
 
 
 def _wanted(segments: list[Segment]) -> list[int] | None:
