@@ -14,3 +14,4 @@ class Flight:
 
     logits: Tensor
     landed: Callable[[], list[int]] | None = None
+    in_blocks: bool = False  # several passes: the last one alone leaves its choices to the next

@@ -120,6 +120,8 @@ def _attend_path(
     each, first, parts = _parts_of(packed, row, rows, WINDOW, FEWEST_KEYS, MOST_PARTS)
     first += tl.program_id(2)
     if first >= parts:
+        if CHAINED:  # where all rows are padding, nobody else would wait: order would be lost
+            tl.extra.cuda.gdc_wait()
         return
     # Fields of `packed`, in the order of inputs.py, each [rows] int64.
     position = tl.load(packed + rows + row).to(tl.int32)
