@@ -104,7 +104,9 @@ def test_the_paths_of_a_model_on_a_gpu(monkeypatch, way, fused, on):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     graphs = None if fused is None else SimpleNamespace(fused=fused)
     loaded = SimpleNamespace(dtype="torch.bfloat16", quantization=None)
-    runner = SimpleNamespace(device=torch.device("cuda"), graphs=graphs, way=way, loaded=loaded)
+    runner = SimpleNamespace(
+        device=torch.device("cuda"), graphs=graphs, way=way, loaded=loaded, replayed_rows=64
+    )
     paths = paths_module._paths(runner, "")
     assert [path.name for path in paths] == [
         "quantised weights", "CUDA graphs", "fused layers", "tree attention",

@@ -68,13 +68,54 @@ def test_float32_ids_are_those_of_the_cpu(target, drafter):
     assert ids(target, config, params, device="cuda", dtype="float32") == plain
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_reproducible_bf16_ids_do_not_depend_on_the_drafter_or_the_pool(target, temperature):
-    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=24) for i in range(8)]
-    options = {"device": "cuda", "dtype": "bfloat16", "reproducible": True}
-    plain = ids(target, None, params, **options)
-    assert ids(target, {"model": str(target)}, params, **options) == plain
-    assert ids(target, "ngram", params, kv_cache_tokens=100, **options) == plain
+EXACT = {"device": "cuda", "dtype": "bfloat16", "reproducible": True}
+
+
+@pytest.mark.parametrize("asked", [{"temperature": 0}, {}, {"top_p": 0.9}, {"top_k": 20}])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_reproducible_bf16_ids_do_not_depend_on_the_drafter_or_the_pool(family, asked, tmp_path):
+    folder = make_tiny(family, tmp_path, num_hidden_layers=3)
+    make_tokenizer(folder)
+    params = [SamplingParams(seed=i, max_tokens=24, **asked) for i in range(8)]
+    llm = LLM(str(folder), None, **EXACT)
+    assert llm.engine.runner.way == "CUDA graphs, fused layers, batch-invariant"
+    plain = [r.outputs[0].token_ids for r in llm.generate(PROMPTS, params, use_tqdm=False)]
+    alone = [llm.generate([p], [each], use_tqdm=False)[0] for p, each in zip(PROMPTS, params)]
+    assert [result.outputs[0].token_ids for result in alone] == plain
+    assert ids(folder, {"model": str(folder)}, params, **EXACT) == plain
+    assert ids(folder, "ngram", params, kv_cache_tokens=100, **EXACT) == plain
+    assert ids(folder, "auto", params, max_num_seqs=3, **EXACT) == plain
+
+
+def test_reproducible_texts_longer_than_a_pass(target):
+    """Prompts that are read in several passes, more texts than one pass has rows, preemption."""
+    prompts = [[5 + (i * j) % 290 for j in range(1, 20 + 7 * i)] for i in range(1, 40)]
+    prompts += [[9 + i, 8, 7] for i in range(41)]
+    params = [
+        SamplingParams(temperature=i % 2, top_p=0.9 + 0.1 * (i % 3 > 0), seed=i, max_tokens=24)
+        for i in range(len(prompts))
+    ]
+
+    def written(drafter, **options):
+        llm = LLM(str(target), drafter, **EXACT, **options)
+        results = llm.generate(prompts, params, use_tqdm=False)
+        llm.engine.kv.check()
+        return [result.outputs[0].token_ids for result in results]
+
+    plain = written(None, max_num_seqs=1)
+    assert written(None, max_num_seqs=80) == plain
+    assert written("ngram", max_num_seqs=80, kv_cache_tokens=4000) == plain
+    assert written("auto", max_num_seqs=16, max_num_batched_tokens=100) == plain
+
+
+def test_reproducible_mode_without_kernels_for_it(tmp_path):
+    """The module itself, in blocks of eight rows."""
+    folder = make_tiny("gemma2", tmp_path)
+    params = [SamplingParams(seed=i, max_tokens=12) for i in range(8)]
+    llm = LLM(str(folder), None, **EXACT)
+    assert llm.engine.runner.way == "eager (reproducible mode: no kernels for gemma2)"
+    plain = [r.outputs[0].token_ids for r in llm.generate(PROMPTS, params, use_tqdm=False)]
+    assert ids(folder, "ngram", params, kv_cache_tokens=100, **EXACT) == plain
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "phi3"])

@@ -107,15 +107,21 @@ def test_the_largest_pass_is_really_run(runner: Runner, monkeypatch: pytest.Monk
     assert pass_bytes(runner, rows=16, longest=64) == 0 and len(seen) == 2
 
 
-def test_graphs_are_counted_where_they_will_be_made(runner: Runner) -> None:
+def test_graphs_are_counted_where_they_will_be_made(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton")
+    from outrider.model.cuda import fused
+
     one, two = (workspace_bytes(OnGpu(runner), 8, longest) for longest in (64, 128))  # type: ignore[arg-type]
     size = runner.layers[0].head_size
     assert two - one == 64 * (4 * 9 + 2 * 4 * size)  # table with the scrap line, rotations
     assert workspace_bytes(runner, 8, 64) == 0
-    fixed = OnGpu(runner)
-    fixed.fixed_rows = 8  # reproducible mode has no graphs
-    assert workspace_bytes(fixed, 8, 64) == 0  # type: ignore[arg-type]
+    exact = OnGpu(runner)
+    exact.reproducible = True  # smaller passes, if more room for each row's attention
+    for obstacle, counted in ((None, True), ("no kernels for it", False)):
+        monkeypatch.setattr(fused, "unfused_because", lambda _, why=obstacle: why)
+        assert (workspace_bytes(exact, 8, 64) > 0) == counted  # type: ignore[arg-type]
 
 
 def test_the_figures_in_words() -> None:

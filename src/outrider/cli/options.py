@@ -99,7 +99,7 @@ Reproducible = Annotated[
     bool,
     typer.Option(
         "--reproducible",
-        help="The text does not depend on the drafter in any precision; slower.",
+        help="The text does not depend on the drafter in any precision; costs speed.",
         rich_help_panel="Model",
     ),
 ]

@@ -41,7 +41,8 @@ class RunAhead:
         itself another of that shape. A text that turns out to have ended is dropped from it
         later."""
         work = launched.work
-        if launched.flight.landed is None or self.scheduler.reads_next:
+        flight = launched.flight
+        if flight.landed is None or flight.in_blocks or self.scheduler.reads_next:
             return None
         if len(work) < len(self.scheduler.writers):
             return None

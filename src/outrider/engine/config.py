@@ -26,7 +26,7 @@ class EngineConfig:
     # Share of the memory left beside the weights of all models, for slots, graphs and passes.
     memory_utilization: float = 0.5
     enable_prefix_caching: bool = True
-    reproducible: bool = False  # bitwise the same text for any drafter and batch; slower
+    reproducible: bool = False  # bitwise the same text for any drafter and batch; costs speed
     documents: GivenDocuments | None = None  # for every request; see SamplingParams
 
     @classmethod

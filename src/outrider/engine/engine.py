@@ -151,7 +151,7 @@ class Engine:
             slots=config.kv_cache_tokens,
         )
         per_slot = self.runner.bytes_per_slot + self.drafting.bytes_per_slot
-        beside = 0 if config.reproducible else self.drafting.workspace_bytes  # no graphs there
+        beside = self.drafting.workspace_bytes
         return plan_memory(self.runner, self.drafting.runners, per_slot, wanted, beside)
 
     # ---- requests ----

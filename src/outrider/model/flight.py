@@ -16,6 +16,7 @@ class Flight:
 
     logits: Tensor
     landed: Callable[[], list[int]] | None = None
+    in_blocks: bool = False  # several passes: the last one alone leaves its choices to the next
 
 
 Rows = TypeVar("Rows", bound=Sequence | Tensor)
@@ -39,4 +40,4 @@ def joined(flights: list[Flight], whose: list[int], wanted: list[int]) -> Flight
     def landed() -> list[int]:
         return [token for part in in_order([wait() for wait in waits if wait]) for token in part]
 
-    return Flight(logits, None if None in waits else landed)
+    return Flight(logits, None if None in waits else landed, in_blocks=True)

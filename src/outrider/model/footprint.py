@@ -31,11 +31,14 @@ def pass_bytes(runner: Runner, rows: int, longest: int) -> int:
 
 def workspace_bytes(runner: Runner, sequences: int, longest: int) -> int:
     """What `Runner.speed_up` will hold once it has graphs of all sizes."""
-    if runner.device.type != "cuda" or runner.fixed_rows:
+    if runner.device.type != "cuda":
         return 0
     try:
+        from outrider.model.cuda.fused import unfused_because
         from outrider.model.cuda.graphs import bytes_of_graphs
     except ImportError:  # no Triton, no graphs
+        return 0
+    if runner.reproducible and unfused_because(runner.loaded) is not None:
         return 0
     return bytes_of_graphs(
         runner.layers[0],
@@ -44,4 +47,5 @@ def workspace_bytes(runner: Runner, sequences: int, longest: int) -> int:
         element=torch.empty((), dtype=runner.loaded.dtype).element_size(),
         lines=sequences,
         longest=longest,
+        invariant=runner.reproducible,
     )

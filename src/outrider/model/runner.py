@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 SCRAP = 0  # the slot that padding rows write and padding keys read; nobody owns it
 PROBE_SLOTS = 128  # that fast passes are tried out on
 SEQUENCES = 64
-REPRODUCIBLE_ROWS = 8  # rows of every pass in reproducible mode
+REPRODUCIBLE_ROWS = 8  # rows of every pass in reproducible mode, where there are no graphs for it
 
 
 class Runner:
@@ -41,11 +41,11 @@ class Runner:
         self.device = loaded.device
         lay_out_for_few_rows(self.model)
         self.layers: list[LayerCall] = admit(loaded)
-        self.fixed_rows = 0  # rows of every pass; 0: as many as there are
+        self.fixed_rows = 0  # rows of every pass that is no graph; 0: as many as there are
         self.graphs: Graphs | None = None  # for passes over few rows, on a GPU
         self.way = "eager"  # how those go, in words
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
-        self._want_reproducible = reproducible
+        self.reproducible = reproducible
         self.taps = Taps()
 
     def tap(self, taps: tuple[Tap, ...], project: Callable[[Tensor], Tensor]) -> Features:
@@ -67,6 +67,8 @@ class Runner:
 
     def allocate(self, slots: int) -> None:
         """Memory for slots 1 to `slots`, plus the scrap slot."""
+        if self.reproducible and self.device.type == "cuda":
+            slots = max(slots, PROBE_SLOTS)  # else the pool would decide which way passes go
         self._slots = slots
         try:
             self._allocate(slots)
@@ -76,7 +78,7 @@ class Runner:
                 f"{slots} KV slots of {self.loaded.name} ({gib:.1f} GiB) do not fit on "
                 f"{self.device}; lower memory_utilization, kv_cache_tokens or max_model_len"
             ) from error
-        if self._want_reproducible:
+        if self.reproducible:
             self.fixed_rows = self._invariant_rows()
 
     def _allocate(self, slots: int) -> None:
@@ -96,9 +98,8 @@ class Runner:
         texts of up to `longest` tokens. Slots must be allocated and unused."""
         if self.device.type != "cuda":
             return
-        if self.fixed_rows or self._slots < PROBE_SLOTS:
-            why = "reproducible mode" if self.fixed_rows else f"fewer than {PROBE_SLOTS} slots"
-            self.way = f"eager ({why})"
+        if self._slots < PROBE_SLOTS:
+            self.way = f"eager (fewer than {PROBE_SLOTS} slots)"
             return
         try:
             from outrider.model.cuda.fast import fast_passes
@@ -106,14 +107,18 @@ class Runner:
             self.way = f"eager ({error})"
             log.warning("passes are slow on this GPU: %s; try: pip install triton", error)
             return
+        longest = longest or min(self.loaded.context_length, self._slots)
+        if self.reproducible:
+            longest = max(longest, PROBE_SLOTS)
         with torch.cuda.device(self.device):
             self.graphs, self.way = fast_passes(
                 self.loaded,
                 self.layers,
                 sequences,
-                longest or min(self.loaded.context_length, self._slots),
+                longest,
                 self.taps,
                 self._forward,
+                self.reproducible,
             )
 
     @torch.inference_mode()
@@ -146,6 +151,10 @@ class Runner:
             return self.graphs.launch(segments)
         if self.graphs is not None and (apart := self.graphs.prompts_among(segments)):
             return self._launch_apart(self.graphs, segments, apart)
+        if self.reproducible and self.graphs is not None and self.graphs.fits_in_blocks(segments):
+            from outrider.model.cuda.flights import launch_in_blocks
+
+            return launch_in_blocks(self.graphs, segments)
         if self.fixed_rows:
             return Flight(self._forward_fixed(segments))
         return Flight(self._forward(segments, self.graphs))

@@ -14,6 +14,7 @@ from outrider.model.cuda import (
     feature_rows,
     follow,
     guess,
+    invariant_attention,
     linear,
     projection,
     row_kernels,
@@ -113,6 +114,16 @@ def main() -> None:
             WINDOW=70 if sinks else 0, SOFTCAP=3.0 if sinks else 0.0, SINKS=sinks, GROUP=6,
             SIZE=80, PADDED_SIZE=128, VALUE_SIZE=80, PADDED_VALUE_SIZE=128,
             FEWEST_KEYS=32, TILE=tile, KEYS=32, CHAINED=True,
+        )  # fmt: skip
+        compile_kernel(
+            invariant_attention._attend_path, dtype, {"num_warps": invariant_attention.WARPS},
+            WINDOW=70 if sinks else 0, SOFTCAP=3.0 if sinks else 0.0, SINKS=sinks, GROUP=6,
+            SIZE=80, PADDED_SIZE=128, VALUE_SIZE=80, PADDED_VALUE_SIZE=128, FEWEST_KEYS=64,
+            MOST_PARTS=64, NODES=64, TILE=16, KEYS=32, CHAINED=True,
+        )  # fmt: skip
+        compile_kernel(
+            invariant_attention._join_path, dtype, {"num_warps": 2}, WINDOW=70 if sinks else 0,
+            VALUE_SIZE=80, FEWEST_KEYS=64, MOST_PARTS=64, SIZE=32, CHAINED=True,
         )  # fmt: skip
     compile_kernel(
         choice._choose_best, "fp32", {"num_warps": 1}, CHUNKS=38, PADDED=64, CHAINED=True

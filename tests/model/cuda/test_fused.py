@@ -12,7 +12,9 @@ from tests.tiny import VOCAB, make_tiny
 
 from outrider.model.cuda.fused import FusedModel, unfused_because
 from outrider.model.cuda.inputs import prompt_inputs
-from outrider.model.cuda.linear import Norm, Stream, from_stream, into_stream
+from outrider.model.cuda.invariant_attention import workspace_for as path_parts
+from outrider.model.cuda.linear import MOST_ROWS, Norm, Stream, from_stream, into_stream
+from outrider.model.cuda.linear import workspace_for as workspace_for_products
 from outrider.model.cuda.projection import can_project
 from outrider.model.cuda.tree_attention import workspace_for
 from outrider.model.cuda.unfused import UnfusedModel
@@ -164,6 +166,56 @@ def test_a_token_below_zero_is_what_the_pass_before_chose(tmp_path: Path) -> Non
         return model(make_inputs(rows, 2, group=2), chosen, work)
 
     torch.testing.assert_close(logits([-2, -1]), logits([23, 17]))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@torch.inference_mode()
+def test_invariant_layers_are_the_modules_and_do_not_show_the_pass(
+    family: str, tmp_path: Path
+) -> None:
+    """Within rounding the module's; to the bit their own, in whatever pass."""
+    runner = runner_of(family, tmp_path, **SHAPES[family])
+    model = FusedModel(runner.loaded, runner.layers, 64, runner.taps, invariant=True)
+    call = runner.layers[0]
+    sizes = path_parts(64, call.heads, call.value_head_size)
+    work = Workspace.of(max(sizes[0], model.most_parts), sizes[1], DEVICE)
+
+    def logits(segments: list[Segment], rows: int) -> torch.Tensor:
+        previous = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+        return model(make_inputs(segments, rows, group=2), previous, work)
+
+    text = prompt(12, 1, seed=1)
+    expected = runner.forward([text]).clone()
+    read = logits([text], 12)
+    torch.testing.assert_close(read, expected, rtol=1e-4, atol=1e-4)
+    before = text.slots[:9]
+    one = Segment(text.tokens[9:10], [-1], array("q", [40]), before, 0)
+    assert torch.equal(logits([one], 1)[0], read[9])
+    tokens = [5, text.tokens[9], 6, 7, text.tokens[10]]
+    tree = Segment(tokens, [-1, -1, 0, 1, 1], array("q", range(41, 46)), before, 0)
+    others = prompt(11, 50, seed=2)
+    assert torch.equal(logits([others, tree], 17)[[12, 15]], read[[9, 10]])
+
+
+@pytest.mark.parametrize(("width", "inner"), [(48, 160), (192, 1024)])  # the latter by two programs
+def test_products_cut_up_for_the_same_rows_are_equal_to_the_bit(width: int, inner: int) -> None:
+    torch.manual_seed(0)
+    norm = Norm(torch.rand(width, device=DEVICE), 1e-5)
+    hidden, x = torch.randn(64, width, device=DEVICE), torch.randn(64, inner, device=DEVICE)
+    weight, out = torch.randn(width, inner, device=DEVICE), torch.randn(96, width, device=DEVICE)
+    work = Workspace.of(workspace_for_products(width), 1, DEVICE)
+
+    def results(chosen: list[int]) -> torch.Tensor:
+        """[rows, all results]"""
+        stream = Stream.like(weight.t(), len(chosen), MOST_ROWS)
+        stream.hidden.copy_(hidden[chosen])
+        into_stream(x[chosen], weight, None, stream, norm, work)
+        products = [from_stream(stream, norm, work, out, gated=gated) for gated in (False, True)]
+        return torch.cat([stream.hidden, stream.squares, *products], 1)
+
+    known = results(list(range(64)))
+    for chosen in ([63], [5, 0, 17, 2, 40], list(range(20, 37))):
+        assert torch.equal(results(chosen), known[chosen])
 
 
 def normed(stream: Stream, norm: Norm) -> torch.Tensor:

@@ -42,7 +42,7 @@ def _gpu(runner: Runner) -> list[tuple[str, bool, str]]:
     eager = f"passes go kernel by kernel: {runner.way}"
     chained = fused and torch.cuda.get_device_capability(runner.device) >= (9, 0)
     told = {
-        "CUDA graphs": (on, "a pass over up to 256 rows is one launch"),
+        "CUDA graphs": (on, f"a pass over up to {runner.replayed_rows} rows is one launch"),
         "fused layers": (fused, "a handful of kernels per layer, for prompts, too"),
         "tree attention": (on, "by Triton, over slots, split along the context"),
         "choice in the pass": (on, "tokens are chosen on the device where no option needs more"),

@@ -117,7 +117,8 @@ def _file(runner: Runner) -> Path:
     key = [
         FORMAT, shape, name, str(device.type), str(runner.loaded.dtype),
         runner.loaded.quantization, torch.get_num_threads(),
-        cores(), torch.__version__, transformers.__version__, runner.fixed_rows,
+        cores(), torch.__version__, transformers.__version__,
+        (runner.fixed_rows, runner.way) if runner.reproducible else 0,
     ]  # fmt: skip
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     return cache_root() / "calibration" / f"{digest}.json"

@@ -13,6 +13,7 @@ from outrider.model.attention import LayerCall
 from outrider.model.cuda.fused import FusedModel, unfused_because
 from outrider.model.cuda.graphs import Graphs
 from outrider.model.cuda.inputs import LIKELIEST, TREE_BITS
+from outrider.model.cuda.invariance import check_bits
 from outrider.model.cuda.unfused import UnfusedModel
 from outrider.model.features import Taps
 from outrider.model.loading import LoadedModel
@@ -25,6 +26,7 @@ from outrider.sampling.rows import Row
 log = logging.getLogger(__name__)
 
 FUSED_LAYERS, UNFUSED_LAYERS = "CUDA graphs, fused layers", "CUDA graphs, unfused layers"
+INVARIANT_LAYERS = f"{FUSED_LAYERS}, batch-invariant"
 ROUNDING = 3  # times as far from the module as its own packed pass may be: other kernels round at
 # other places, which alone makes 6 % for some models in bfloat16; what is wrong differs by 100 %
 CONTEXT = 70  # of the probe: more than one block of keys
@@ -47,17 +49,20 @@ def fast_passes(
     longest: int,
     taps: Taps,
     forward: Callable[[list[Segment], Graphs | None], Tensor],
+    invariant: bool = False,
 ) -> tuple[Graphs | None, str]:
     """The graphs and, in words, what they run; none where they cannot reproduce what the module
     does. `forward` is the runner's pass without graphs, or with their layers. Slots 1 to `CONTEXT`
-    + 7 must be unused."""
+    + 7 must be unused; with `invariant`, where a row's bits must not show its pass, up to 128."""
     if len({(c.heads, c.kv_heads, c.value_head_size) for c in calls}) != 1:
         return None, "eager: the layers' heads differ"
     ways: list[tuple[str, Callable[[], FusedModel | UnfusedModel]]] = []
     obstacle = unfused_because(loaded)
     if obstacle is None:
-        ways.append((FUSED_LAYERS, lambda: FusedModel(loaded, calls, longest, taps)))
-    ways.append((UNFUSED_LAYERS, lambda: UnfusedModel(loaded.model)))
+        name = INVARIANT_LAYERS if invariant else FUSED_LAYERS
+        ways.append((name, lambda: FusedModel(loaded, calls, longest, taps, invariant)))
+    if not invariant:
+        ways.append((UNFUSED_LAYERS, lambda: UnfusedModel(loaded.model)))
     first = calls[0]
     vocabulary = loaded.model.get_output_embeddings().weight.shape[0]
     shape = (first.heads, first.kv_heads, first.value_head_size, vocabulary)
@@ -67,6 +72,8 @@ def fast_passes(
             graphs = Graphs(make(), *shape, lines, longest, loaded.device)
             error = _error(graphs, forward)
             _check_choices(graphs)
+            if invariant:
+                check_bits(graphs)
         except Exception as problem:  # compilers and drivers fail in ways of their own
             said = str(problem).splitlines() or [type(problem).__name__]
             reason = f"{name} failed: {said[0]}"
@@ -76,7 +83,7 @@ def fast_passes(
                 return graphs, name if reason == "" else f"{name} ({reason})"
             reason = f"{name} differed by {error:.1e}"
         log.warning("%s; trying the next way", reason)
-    return None, f"eager ({reason})"
+    return None, f"eager ({'reproducible mode: ' if invariant else ''}{reason})"
 
 
 def _error(graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Tensor]) -> float:

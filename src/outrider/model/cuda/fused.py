@@ -22,7 +22,8 @@ from outrider.model.attention import (
     knows_causal,
 )
 from outrider.model.cuda.inputs import SLOT, RowInputs
-from outrider.model.cuda.linear import Norm, Stream, from_stream, into_stream
+from outrider.model.cuda.invariant_attention import invariant_attention
+from outrider.model.cuda.linear import MOST_ROWS, Norm, Stream, from_stream, into_stream
 from outrider.model.cuda.linear import workspace_for as product_parts
 from outrider.model.cuda.projection import can_project, project
 from outrider.model.cuda.row_kernels import embed, rotate_and_store
@@ -55,9 +56,15 @@ class FusedModel:
     """Runs the rows of a pass; its KV are the buffers of the module."""
 
     def __init__(
-        self, loaded: LoadedModel, calls: list[LayerCall], positions: int, taps: Taps
+        self,
+        loaded: LoadedModel,
+        calls: list[LayerCall],
+        positions: int,
+        taps: Taps,
+        invariant: bool = False,
     ) -> None:
         self._taps = taps
+        self.invariant = invariant  # a row's bits do not depend on the other rows of its pass
         model: Any = loaded.model
         self.embedding: Tensor = model.model.embed_tokens.weight
         self.head: Tensor = model.lm_head.weight
@@ -78,8 +85,9 @@ class FusedModel:
         """[rows, vocabulary]; `previous` [most rows] int64: the choices of the pass before."""
 
         def attend(query: Tensor, memory: LayerKV, scale: float, asked: Asked) -> Tensor:
-            options = Options(*asked)
-            return tree_attention(query, memory.keys, memory.values, inputs, work, scale, options)
+            kernel = invariant_attention if self.invariant else tree_attention
+            keys, values, options = memory.keys, memory.values, Options(*asked)
+            return kernel(query, keys, values, inputs, work, scale, options)
 
         stream = self._run(inputs, previous, work, attend)
         return from_stream(stream, self.last_norm, work, self.head)
@@ -114,7 +122,7 @@ class FusedModel:
         return from_stream(end, self.last_norm, work, self.head)
 
     def _run(self, inputs: RowInputs, previous: Tensor, work: Workspace, attend: Kernel) -> Stream:
-        stream = Stream.like(self.embedding, inputs.rows)
+        stream = Stream.like(self.embedding, inputs.rows, MOST_ROWS if self.invariant else 0)
         embed(inputs, self.embedding, previous, stream, self.layers[0].before_attention)
         each = zip(self.layers, self._calls, self._next_norms, strict=True)
         for index, (layer, call, next_norm) in enumerate(each):
@@ -138,7 +146,7 @@ class FusedModel:
         """Queries [rows, heads, size]; keys and values go to their slots."""
         norm, slots = layer.before_attention, (memory.keys, memory.values, inputs)
         whole = layer.head_norms is None
-        if whole and can_project(layer.qkv, self.head_size, inputs.rows):
+        if whole and can_project(layer.qkv, self.head_size, stream.shaped_for):
             return project(
                 stream, norm, work, layer.qkv, layer.qkv_bias, self.cos, self.sin, *slots
             )

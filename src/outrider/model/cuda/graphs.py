@@ -2,6 +2,8 @@
 
 A graph belongs to a number of rows and replays whatever they are: one row of each of eight
 requests, or a tree of eight nodes. Graphs are captured when first needed, and share their memory.
+
+Graphs whose bits do not depend on the batch take up to 64 rows: our own products go no further.
 """
 
 import logging
@@ -24,6 +26,8 @@ from outrider.model.cuda.inputs import (
     prompt_inputs,
     updates_of,
 )
+from outrider.model.cuda.invariant_attention import workspace_for as path_parts
+from outrider.model.cuda.linear import MOST_ROWS
 from outrider.model.cuda.linear import workspace_for as product_parts
 from outrider.model.cuda.prompts import Choose, Prompts
 from outrider.model.cuda.slot_table import SlotTable
@@ -90,21 +94,22 @@ class Graphs:
         device: torch.device,
     ) -> None:
         self._forward = forward
+        self.invariant = isinstance(forward, FusedModel) and forward.invariant
+        self.most_rows = buckets(self.invariant)[-1]
         self._shape = (heads, kv_heads, value_size)
         self.table = SlotTable(max(lines, FEWEST_LINES), longest, device)
         self.device = device
-        self.previous = torch.zeros(BUCKETS[-1], dtype=torch.int64, device=device)
-        sizes = _workspace_sizes(self._shape, vocabulary, forward.most_parts)
+        most = self.most_rows
+        self.previous = torch.zeros(most, dtype=torch.int64, device=device)
+        sizes = _workspace_sizes(self._shape, vocabulary, forward.most_parts, self.invariant)
         self._work = Workspace.of(*sizes, device)
-        self._cut_memory = CutMemory.of(BUCKETS[-1], vocabulary, device)
+        self._cut_memory = CutMemory.of(most, vocabulary, device)
         self._graphs: dict[tuple[int, bool], Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        most = FIELDS * BUCKETS[-1] + 2 * updates_of(BUCKETS[-1])
-        self._staging = [torch.zeros(most, dtype=torch.int64).pin_memory() for _ in range(STAGES)]
+        size = FIELDS * most + 2 * updates_of(most)
+        self._staging = [torch.zeros(size, dtype=torch.int64).pin_memory() for _ in range(STAGES)]
         self._read = [torch.cuda.Event() for _ in range(STAGES)]  # the copy out of it is done
-        self._chosen = [
-            torch.zeros(BUCKETS[-1], dtype=torch.int64).pin_memory() for _ in range(STAGES)
-        ]
+        self._chosen = [torch.zeros(most, dtype=torch.int64).pin_memory() for _ in range(STAGES)]
         self._landed = [torch.cuda.Event() for _ in range(STAGES)]
         self._launches = 0
         self.prompts: Prompts | None = None
@@ -117,22 +122,19 @@ class Graphs:
     def fused(self) -> bool:
         return isinstance(self._forward, FusedModel)
 
-    @property
-    def most_rows(self) -> int:
-        return BUCKETS[-1]
-
     def fits(self, segments: list[Segment]) -> bool:
         """Whether a graph can do this pass: few rows, below texts that the table has room for."""
         rows = sum(map(len, segments))
-        return rows <= BUCKETS[-1] and all(
+        return rows <= self.most_rows and all(
             len(s) <= TREE_BITS and len(s.context) <= self.table.longest for s in segments
         )
 
     def capture_prompts(self) -> None:
         """From now on prompts are graphs as well, where the layers are such that they can be."""
-        if isinstance(self._forward, FusedModel) and self._forward.plainly_causal:
+        model = self._forward
+        if isinstance(model, FusedModel) and model.plainly_causal and not model.invariant:
             table, cuda = self.table.device_table, Capture(self.device)
-            self.prompts = Prompts(self._forward, table, self._work, self._choose, cuda)
+            self.prompts = Prompts(model, table, self._work, self._choose, cuda)
 
     def prompts_among(self, segments: list[Segment]) -> list[int]:
         """Which of these to `read` apart, so that the rest is a pass over few rows, if anything;
@@ -148,11 +150,18 @@ class Graphs:
         with torch.cuda.device(self.device):
             return self.prompts(prompt)
 
+    def fits_in_blocks(self, segments: list[Segment]) -> bool:
+        """Whether several passes can do what is too much for one (blocks.py), to the same bits."""
+        return self.invariant and all(
+            len(s.context) + len(s) <= self.table.longest for s in segments
+        )
+
     def long_pass(
         self, tokens: list[int], positions: list[int], wanted: list[int], step: Pass
     ) -> Tensor | None:
-        """[wanted rows, vocabulary] of a pass too large for a graph, where the layers are fused."""
-        if not isinstance(self._forward, FusedModel):
+        """[wanted rows, vocabulary] of a pass too large for a graph, where the layers are fused and
+        may add up as is fastest."""
+        if not isinstance(self._forward, FusedModel) or self.invariant:
             return None
         inputs = prompt_inputs(tokens, positions, step.write_slots, self.table.device_table)
         rows = torch.tensor(wanted, dtype=torch.int64, device=self.device)
@@ -168,7 +177,7 @@ class Graphs:
     def _launch(self, segments: list[Segment]) -> Flight:
         rows = sum(map(len, segments))
         bucket = bucket_of(rows)
-        single = len(segments) == rows
+        single = len(segments) == rows and not self.invariant  # where both are the same kernels
         graph = self._graph(bucket, single)
         lines = self.table.lines_for(segments)
         places, slots = self.table.changes(segments, lines)
@@ -237,30 +246,49 @@ def bucket_of(rows: int) -> int:
     return next(bucket for bucket in BUCKETS if bucket >= rows)
 
 
-def _workspace_sizes(shape: tuple[int, int, int], vocabulary: int, others: int) -> tuple[int, int]:
+def buckets(invariant: bool) -> tuple[int, ...]:
+    """Numbers of rows that there are graphs for."""
+    return tuple(b for b in BUCKETS if b <= MOST_ROWS) if invariant else BUCKETS
+
+
+def _workspace_sizes(
+    shape: tuple[int, int, int], vocabulary: int, others: int, invariant: bool = False
+) -> tuple[int, int]:
     """Elements of the workspace's two parts, for passes of all sizes. shape: heads, KV heads, size
     of a value; `others`: elements that the model needs for its products."""
+    heads, _, value_size = shape
     sizes = [workspace_for(b, single, *shape) for b in BUCKETS for single in (True, False)]
+    if invariant:
+        sizes = [path_parts(b, heads, value_size) for b in buckets(invariant)]
     parts, weights = zip(*sizes)
-    chosen = choice_parts(BUCKETS[-1], vocabulary)
+    chosen = choice_parts(buckets(invariant)[-1], vocabulary)
     return max(*parts, others, chosen), max(*weights, chosen)
 
 
 def bytes_of_graphs(
-    call: LayerCall, *, width: int, vocabulary: int, element: int, lines: int, longest: int
+    call: LayerCall,
+    *,
+    width: int,
+    vocabulary: int,
+    element: int,
+    lines: int,
+    longest: int,
+    invariant: bool = False,
 ) -> int:
     """What `Graphs` hold once all sizes are captured: workspaces, slot table, rotations of fused
     layers, each graph's logits, and what runs inside the largest that reads prompts."""
     shape = (call.heads, call.kv_heads, call.value_head_size)
     widest = max(width, (call.heads + 2 * call.kv_heads) * call.head_size)
-    work = 4 * sum(_workspace_sizes(shape, vocabulary, product_parts(widest)))
+    work = 4 * sum(_workspace_sizes(shape, vocabulary, product_parts(widest), invariant))
     table = 4 * (1 + max(lines, FEWEST_LINES)) * longest
     rotations = 2 * longest * call.head_size * element
-    logits = 2 * sum(BUCKETS) * vocabulary * element  # single rows and trees
-    logits += len(SIZES) * vocabulary * element
-    prompts = SIZES[-1] * WIDTHS * width * element
-    cuts = CutMemory.of(BUCKETS[-1], vocabulary, torch.device("meta")).nbytes
-    return work + table + rotations + logits + cuts + prompts
+    kinds = 1 if invariant else 2  # single rows and trees
+    logits = kinds * sum(buckets(invariant)) * vocabulary * element
+    cuts = CutMemory.of(buckets(invariant)[-1], vocabulary, torch.device("meta")).nbytes
+    if not invariant:
+        logits += len(SIZES) * vocabulary * element
+        work += SIZES[-1] * WIDTHS * width * element
+    return work + table + rotations + logits + cuts
 
 
 def _wanted(segments: list[Segment]) -> list[int] | None:

@@ -58,6 +58,13 @@ class Stream:
     hidden: Tensor  # [rows, width]
     scaled: Tensor  # [rows, width]: times the next norm's weight
     squares: Tensor  # [rows, parts] float32: sums to that of hidden ** 2
+    cut_for: int = 0  # rows that products are cut up for, where not for its own: see `shaped_for`
+
+    @property
+    def shaped_for(self) -> int:
+        """How a product is cut up decides the order of its sums, and so the bits. Where those must
+        not show how many rows a pass has, all are cut up for the same number."""
+        return self.cut_for or self.hidden.shape[0]
 
     @classmethod
     def starting(cls, hidden: Tensor, next_norm: Norm) -> "Stream":
@@ -65,13 +72,14 @@ class Stream:
         return cls(hidden, hidden * next_norm.weight, hidden.float().square().sum(-1, keepdim=True))
 
     @classmethod
-    def like(cls, weight: Tensor, rows: int) -> "Stream":
+    def like(cls, weight: Tensor, rows: int, cut_for: int = 0) -> "Stream":
         """For the width of an embedding [vocabulary, width]; to be filled."""
         width, device = weight.shape[1], weight.device
         return cls(
             torch.empty(rows, width, dtype=weight.dtype, device=device),
             torch.empty(rows, width, dtype=weight.dtype, device=device),
-            torch.empty(rows, square_parts(width, rows), device=device),
+            torch.empty(rows, square_parts(width, cut_for or rows), device=device),
+            cut_for,
         )
 
 
@@ -92,13 +100,13 @@ def from_stream(
         product = functional.linear(x, weight, bias)
         return _gated(product) if gated else product
     out = torch.empty(rows, outer, dtype=weight.dtype, device=weight.device)
-    shape = shape_for(weight, rows)
+    shape = shape_for(weight, stream.shaped_for)
     lines = shape.lines // 2 if gated else shape.lines
     _linear[(triton.cdiv(outer, lines), shape.splits)](
         stream.scaled, weight, bias if bias is not None else weight, out, stream.squares,
         out, out, work.parts, work.arrived, rows, outer, norm.epsilon,
         INNER=inner, BIAS=bias is not None, NORM=True, GATED=gated, ADD=False,
-        PARTS=stream.squares.shape[1], **constants(shape, lines, rows),
+        PARTS=stream.squares.shape[1], **constants(shape, lines, stream.shaped_for),
         **chained(weight.device),
     )  # fmt: skip
     return out
@@ -141,12 +149,12 @@ def into_stream(
         if bias is not None:
             stream.hidden += bias
         return
-    shape = _shape_into(weight, rows)
+    shape = _shape_into(weight, stream.shaped_for)
     _linear[(triton.cdiv(weight.shape[0], shape.lines), shape.splits)](
         x, weight, bias if bias is not None else x, stream.hidden, stream.squares,
         next_norm.weight, stream.scaled, work.parts, work.arrived, rows, weight.shape[0], 0.0,
         INNER=inner, BIAS=bias is not None, NORM=False, GATED=False, ADD=True,
-        PARTS=stream.squares.shape[1], **constants(shape, shape.lines, rows),
+        PARTS=stream.squares.shape[1], **constants(shape, shape.lines, stream.shaped_for),
         **chained(weight.device),
     )  # fmt: skip
 

@@ -48,13 +48,13 @@ def project(
     kv_heads, size = keys.shape[1], keys.shape[2]
     heads = weight.shape[0] // size - 2 * kv_heads
     query = torch.empty(rows, heads, size, dtype=weight.dtype, device=weight.device)
-    shape = shape_for(weight, rows)
+    shape = shape_for(weight, stream.shaped_for)
     _project[(weight.shape[0] // shape.lines, shape.splits)](
         stream.scaled, weight, bias if bias is not None else weight, stream.squares, cos, sin,
         query, keys, values, inputs.packed, work.parts, work.arrived,
         rows, norm.epsilon, keys.stride(0), values.stride(0),
         INNER=inner, BIAS=bias is not None, HEADS=heads, KV_HEADS=kv_heads, HEAD_SIZE=size,
-        PARTS=stream.squares.shape[1], **constants(shape, shape.lines, rows),
+        PARTS=stream.squares.shape[1], **constants(shape, shape.lines, stream.shaped_for),
         **chained(weight.device),
     )  # fmt: skip
     return query

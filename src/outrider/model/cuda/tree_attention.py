@@ -115,7 +115,7 @@ def tree_attention(
 
 
 @triton.jit
-def _part_keys(context, most_parts, FEWEST_KEYS: tl.constexpr):
+def part_keys(context, most_parts, FEWEST_KEYS: tl.constexpr):
     """Keys of the context that each part takes; the last may have fewer."""
     each = tl.cdiv(tl.cdiv(context, most_parts), FEWEST_KEYS) * FEWEST_KEYS
     return tl.maximum(each, FEWEST_KEYS)
@@ -128,7 +128,7 @@ def _load_slots(line, place, end):
 
 
 @triton.jit
-def _load_keys(keys, slot, inside, inner, key_slot, SIZE: tl.constexpr):
+def load_keys(keys, slot, inside, inner, key_slot, SIZE: tl.constexpr):
     """[head size, keys]."""
     return tl.load(
         keys + slot[None, :] * key_slot + inner[:, None],
@@ -138,7 +138,7 @@ def _load_keys(keys, slot, inside, inner, key_slot, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _load_values(values, slot, inside, inner, value_slot, SIZE: tl.constexpr):
+def load_values(values, slot, inside, inner, value_slot, SIZE: tl.constexpr):
     """[keys, value head size]."""
     return tl.load(
         values + slot[:, None] * value_slot + inner[None, :],
@@ -148,7 +148,7 @@ def _load_values(values, slot, inside, inner, value_slot, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _in_window(position, place, WINDOW: tl.constexpr):
+def in_window(position, place, WINDOW: tl.constexpr):
     """[rows, keys]: which keys at `place` the rows at `position` may look back to."""
     if WINDOW > 0:
         return position[:, None] - place[None, :].to(tl.int64) < WINDOW
@@ -156,7 +156,7 @@ def _in_window(position, place, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP: tl.constexpr):
+def fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP: tl.constexpr):
     """One more block of keys: the highest score so far, the sum of weights below it, and the sum
     of weighted values."""
     scores = tl.dot(q, k, input_precision="ieee") * scale
@@ -190,7 +190,7 @@ def _attend(
     tile_rows = tl.load(packed + 8 * rows + tile)
     first = tl.load(packed + 7 * rows + tile)
     context = tl.load(packed + 4 * rows + first).to(tl.int32)
-    each = _part_keys(context, most_parts, FEWEST_KEYS)
+    each = part_keys(context, most_parts, FEWEST_KEYS)
     parts = tl.cdiv(context, each)  # those of the context; the rows themselves come after them
     if (tile_rows == 0) | (part > parts):
         return
@@ -215,8 +215,8 @@ def _attend(
     place = start + tl.arange(0, KEYS)
     slot = _load_slots(line, place, end)
     next_slot = _load_slots(line, place + KEYS, end)
-    k = _load_keys(keys, slot, place < end, inner, key_slot, SIZE)
-    v = _load_values(values, slot, place < end, value_inner, value_slot, VALUE_SIZE)
+    k = load_keys(keys, slot, place < end, inner, key_slot, SIZE)
+    v = load_values(values, slot, place < end, value_inner, value_slot, VALUE_SIZE)
     if CHAINED:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -229,23 +229,23 @@ def _attend(
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, PADDED_VALUE_SIZE], tl.float32)
     if start < end:
-        seen = _in_window(position, place, WINDOW) & (place < end)[None, :]
-        best, total, mixed = _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
+        seen = in_window(position, place, WINDOW) & (place < end)[None, :]
+        best, total, mixed = fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
     for _ in range(start + KEYS, end, KEYS):
         place += KEYS
-        k = _load_keys(keys, next_slot, place < end, inner, key_slot, SIZE)
-        v = _load_values(values, next_slot, place < end, value_inner, value_slot, VALUE_SIZE)
+        k = load_keys(keys, next_slot, place < end, inner, key_slot, SIZE)
+        v = load_values(values, next_slot, place < end, value_inner, value_slot, VALUE_SIZE)
         next_slot = _load_slots(line, place + KEYS, end)  # on their way while this block is folded
-        seen = _in_window(position, place, WINDOW) & (place < end)[None, :]
-        best, total, mixed = _fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
+        seen = in_window(position, place, WINDOW) & (place < end)[None, :]
+        best, total, mixed = fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
     if part == parts:
         ancestors = tl.load(packed + 6 * rows + row, mask=real, other=0)
-        own_k = _load_keys(keys, own_slot, own, inner, key_slot, SIZE)
-        own_v = _load_values(values, own_slot, own, value_inner, value_slot, VALUE_SIZE)
+        own_k = load_keys(keys, own_slot, own, inner, key_slot, SIZE)
+        own_v = load_values(values, own_slot, own, value_inner, value_slot, VALUE_SIZE)
         where = tl.load(packed + rows + segment + node, mask=own, other=0)
         own_seen = ((ancestors[:, None] >> node[None, :].to(tl.int64)) & 1) != 0
-        own_seen = own_seen & own[None, :] & _in_window(position, where, WINDOW)
-        best, total, mixed = _fold(q, own_k, own_v, own_seen, scale, best, total, mixed, SOFTCAP)
+        own_seen = own_seen & own[None, :] & in_window(position, where, WINDOW)
+        best, total, mixed = fold(q, own_k, own_v, own_seen, scale, best, total, mixed, SOFTCAP)
 
     if SINKS:  # one more score per head, with no value behind it
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
@@ -274,7 +274,7 @@ def _tanh(x):
 
 
 @triton.jit
-def _joined(at, weights, used, there, VALUE_SIZE: tl.constexpr, PARTS: tl.constexpr):
+def joined(at, weights, used, there, VALUE_SIZE: tl.constexpr, PARTS: tl.constexpr):
     """The mean of `used` parts with these weights; at [1, size]: the first one's values."""
     part = tl.arange(0, PARTS)
     weight = tl.load(weights + part, mask=part < used, other=float("-inf"))
@@ -296,7 +296,7 @@ def _join(
     row, head = tl.program_id(0), tl.program_id(1)
     context = tl.load(packed + 4 * rows + row).to(tl.int32)
     visible = tl.load(packed + 6 * rows + row)  # a padding row does not even see itself
-    used = tl.cdiv(context, _part_keys(context, most_parts, FEWEST_KEYS)) + 1
+    used = tl.cdiv(context, part_keys(context, most_parts, FEWEST_KEYS)) + 1
     used = tl.where(visible != 0, used, 0)
     inner = tl.program_id(2) * SIZE + tl.arange(0, SIZE)
     here = (row * heads + head) * (most_parts + 1)
@@ -306,8 +306,8 @@ def _join(
     inner_there = inner < VALUE_SIZE
     at = part_out + here * VALUE_SIZE + inner[None, :]
     if used <= JOINED:
-        mean = _joined(at, part_weight + here, used, inner_there, VALUE_SIZE, JOINED)
+        mean = joined(at, part_weight + here, used, inner_there, VALUE_SIZE, JOINED)
     else:
-        mean = _joined(at, part_weight + here, used, inner_there, VALUE_SIZE, MANY_JOINED)
+        mean = joined(at, part_weight + here, used, inner_there, VALUE_SIZE, MANY_JOINED)
     to = out + (row * heads + head) * VALUE_SIZE + inner
     tl.store(to, mean.to(out.dtype.element_ty), mask=inner < VALUE_SIZE)
