@@ -33,6 +33,9 @@ class FewRows:
     def fits(self, segments: list[Segment]) -> bool:
         return sum(map(len, segments)) <= self.most_rows
 
+    def prompts_among(self, segments: list[Segment]) -> list[int]:
+        return []
+
     def fits_in_blocks(self, segments: list[Segment]) -> bool:
         self.blocks += 1
         return True

@@ -12,12 +12,10 @@ import torch
 from tests.tiny import VOCAB, make_tiny
 
 from outrider.model.cuda import graphs as module
-from outrider.model.cuda.choice import choose
 from outrider.model.cuda.flights import launch_in_blocks
 from outrider.model.cuda.fused import FusedModel
 from outrider.model.cuda.graphs import Graphs
 from outrider.model.cuda.invariance import check_bits
-from outrider.model.cuda.truncation import find_cuts
 from outrider.model.loading import load_model
 from outrider.model.runner import Runner
 from outrider.model.segment import Segment
@@ -28,14 +26,14 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="real ones are
 class Rerun:
     """Stands for a captured `Graph`."""
 
-    def __init__(self, forward: Any, inputs: Any, previous: Any, work: Any, cuts: Any, _: Any):
+    def __init__(self, forward: Any, inputs: Any, previous: Any, work: Any, choose: Any, _: Any):
         self.inputs = inputs
         self.logits = torch.zeros(inputs.rows, VOCAB)
         self.choices = torch.zeros(inputs.rows, dtype=torch.int64)
 
         def run() -> None:
             logits = forward(inputs, previous, work)
-            self.choices.copy_(choose(logits, find_cuts(logits, inputs, cuts), inputs, work))
+            self.choices.copy_(choose(logits, inputs))
             self.logits.copy_(logits)
             previous[: inputs.rows].copy_(self.choices)
 
