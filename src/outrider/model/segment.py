@@ -25,6 +25,9 @@ class Choosing(NamedTuple):
     min_p: float = 0.0
 
 
+LIKELIEST = Choosing(temperature=0.0, seed=0, sample=0, position=0)
+
+
 @dataclass(eq=False)
 class Segment:
     """New rows of one sequence: a chain of pending tokens, possibly with a tree below the last."""
