@@ -24,10 +24,9 @@ class Work:
     rows: int
     budget: int = 0
 
-    @property
-    def completes(self) -> bool:
-        """Whether the pass reaches the end of the text, so that it yields the next token."""
-        return self.rows == self.sequence.request.pending
+    def __post_init__(self) -> None:
+        # Whether the pass reaches the end of the text, so that it yields the next token.
+        self.completes = self.rows == self.sequence.request.pending
 
 
 class Scheduler:
@@ -62,6 +61,8 @@ class Scheduler:
     @property
     def reads_next(self) -> bool:
         """Whether the next pass reads prompts."""
+        if not self.waiting and all(s.request.pending == 1 for s in self.running):
+            return False  # as mostly
         prompts, writers = self._prompts(), len(self.writers)
         if not prompts:
             return False
