@@ -111,13 +111,12 @@ class Scheduler:
         self._rows_left = self.max_rows
         self._preempted.clear()
         writers, reads = self.writers, self.reads_next
-        half_read = self._half_read()
         alone = reads and self._takes_turns(self._prompts(), len(writers))
         if not alone:
             self._continue_all(writers, work)
         if reads:
             self._written = 0
-            self._continue_all(half_read, work)
+            self._continue_all(self._half_read(), work)
             self._admit(work)
         if not work:  # there was no room for the prompts
             self._continue_all(writers, work)
