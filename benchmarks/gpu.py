@@ -76,6 +76,7 @@ def with_options(llm: LLM, texts: list[str], tokens: int) -> dict[str, dict[str,
     return found
 
 
+@torch.inference_mode()
 def pass_milliseconds(llm: LLM, shapes: list[tuple[int, int]], repeats: int = 40) -> float:
     """Of passes over (context, rows) each, one after the other, the host never in the way."""
     segments, first = [], 1

@@ -128,16 +128,13 @@ RULE = [
         "coupled: the bonus token comes from the row before",
         COUPLED,
         coupled,
-        [("choices[node + 1]", "choices[max(node, 0)]")],
+        [("choices[child + 1]", "choices[child]")],
     ),
     Fault(
         "draws again after a miss",
         COUPLED,
         coupled,
-        [
-            ("        node = next(match, ROOT)", "        last, node = node, next(match, ROOT)"),
-            ("return Verdict(kept, token)", "return Verdict(kept, choices[last + 1])"),
-        ],
+        [("return Verdict(kept, choice)", "return Verdict(kept, choices[node + 1])")],
     ),
 ]
 PROCESSING = [

@@ -1,6 +1,6 @@
 """The end of a step: what was accepted becomes text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import repeat
 from typing import Any
 
@@ -27,19 +27,20 @@ class Commit:
         taken = ahead.slots if ahead is not None else {}
         logprobs = self._logprobs(launched, verdicts)
         for i, (item, tree) in enumerate(zip(launched.work, launched.trees, strict=True)):
-            request = item.sequence.request
+            sequence, verdict = item.sequence, verdicts.get(i)
+            request = sequence.request
             start = len(request.slots)
-            kept: list[int] = []
-            if i in verdicts:
-                kept = self._append(item.sequence, tree, verdicts[i], logprobs.get(i))
-            kept_rows = [*range(item.rows), *(item.rows + node for node in kept)]
+            kept_rows = [*range(item.rows)]
+            if verdict is not None:
+                kept = self._append(sequence, tree, verdict, logprobs.get(i))
+                kept_rows += [item.rows + node for node in kept]
             self.kv.commit(request, kept_rows, taken.get(request, 0))
-            if item.sequence.observed < start:  # what the prefix cache held
+            if sequence.observed < start:  # what the prefix cache held
                 spans.append(Span(request, 0, request.tokens[:start]))
-            spans.append(Span(request, start, request.tokens[start : len(request.slots)]))
-            item.sequence.observed = len(request.slots)
+            end = sequence.observed = len(request.slots)
+            spans.append(Span(request, start, request.tokens[start:end]))
             # A prompt is complete, be its last part a single row: others may start from it.
-            if i in verdicts and (item.rows > 1 or start + 1 == len(request.prompt_ids)):
+            if verdict is not None and (item.rows > 1 or start + 1 == len(request.prompt_ids)):
                 self.kv.share(request)
         return spans
 
@@ -47,6 +48,8 @@ class Commit:
         self, launched: Launched, verdicts: dict[int, Verdict]
     ) -> dict[int, TokenLogprobs]:
         """By index of work, for those who want them."""
+        if all(item.sequence.request.params.logprobs is None for item in launched.work):
+            return {}
         asked: dict[int, Written] = {}
         row = 0
         for i, verdict in verdicts.items():
@@ -54,7 +57,7 @@ class Commit:
             if request.params.logprobs is not None:
                 asked[i] = Written(request, tree, verdict, row)
             row += 1 + len(tree)
-        if not asked:
+        if not asked:  # their prompts are not at their ends yet
             return {}
         written = list(asked.values())
         found = token_logprobs(written, launched.logits, self.counts, self.tokenizer)
@@ -69,15 +72,14 @@ class Commit:
     ) -> list[int]:
         """Write the accepted tokens up to the text's end; the nodes that are part of it."""
         writing = bool(sequence.request.output_ids)
-        entries: Iterable[dict[int, Logprob] | None] = logprobs or repeat(None)
+        entries: Iterator[dict[int, Logprob] | None] = iter(logprobs or repeat(None))
         kept: list[int] = []
-        tokens = [*(tree.tokens[node] for node in verdict.kept), verdict.next_token]
-        for place, (token, entry) in enumerate(zip(tokens, entries)):
-            from_draft = place < len(verdict.kept)
-            if from_draft:
-                kept.append(verdict.kept[place])
-            if sequence.append(token, from_draft, entry):
+        for node in verdict.kept:
+            kept.append(node)
+            if sequence.append(tree.tokens[node], True, next(entries)):
                 break
+        else:
+            sequence.append(verdict.next_token, False, next(entries))
         if writing:  # the first token comes from reading the prompt
             sequence.speculation.record(len(tree), len(kept))
         return kept

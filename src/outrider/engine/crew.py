@@ -1,6 +1,8 @@
 """The drafters of an engine, and how each request is drafted for."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from outrider.core.errors import ConfigError, InvalidRequest
 from outrider.drafters.base import DraftConfig, Drafter
@@ -10,14 +12,15 @@ from outrider.model.kv import KVCache
 from outrider.model.runner import Runner
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Plan:
     """How one request is drafted for. A length of None leaves it to the policy."""
 
     name: str
     drafters: tuple[Drafter, ...]
     length: int | None
 
-    @property
+    @cached_property
     def most(self) -> int:
         """Nodes that it may be given in a step."""
         longest = max((drafter.longest for drafter in self.drafters), default=0)

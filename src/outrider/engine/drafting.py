@@ -259,7 +259,9 @@ class Drafting:
                 self._proposals[request].append(Proposal(drafter, tree, chances))
 
     def _check(self, drafter: Drafter, tree: TokenTree, budget: int) -> None:
-        if len(tree) > budget or not all(0 <= t < self.runner.vocabulary for t in tree.tokens):
+        tokens = tree.tokens
+        known = not tokens or (min(tokens) >= 0 and max(tokens) < self.runner.vocabulary)
+        if len(tree) > budget or not known:
             raise OutriderError(
                 f"drafter {drafter.name!r} proposed {len(tree)} nodes {tree.tokens} for a "
                 f"budget of {budget} and {self.runner.vocabulary} token ids; this is its fault"

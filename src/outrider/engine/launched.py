@@ -1,8 +1,8 @@
 """A pass between its start and its verdicts."""
 
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from outrider.core.tree import ROOT, TokenTree
 from outrider.drafters.base import Drafter
 from outrider.engine.scheduler import Scheduler, Work
 from outrider.model.flight import Flight
-from outrider.model.segment import Choosing, Segment
+from outrider.model.segment import LIKELIEST, Choosing, Segment
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class Launched:
             self.trees = [known[item.sequence.request] for item in self.work]
         return tokens if self.rows is None else [tokens[row] for row in self.rows]
 
-    @property
+    @cached_property
     def slots(self) -> dict[Request, int]:
         """How many each text has in it, where it only writes."""
         pairs = zip(self.work, self.trees, strict=True)
@@ -53,6 +53,8 @@ class Launched:
         """Of a pass that was started ahead, what is left after some of its texts have ended
         meanwhile. It only writes: each text has a root and its nodes in it."""
         running = set(scheduler.running)
+        if running.issuperset([item.sequence for item in self.work]):  # as mostly
+            return self
         work, trees, first = [], [], 0
         rows: list[int] = []
         for item, tree in zip(self.work, self.trees, strict=True):
@@ -62,8 +64,6 @@ class Launched:
                 trees.append(tree)
                 rows += range(first, end)
             first = end
-        if len(work) == len(self.work):
-            return self
         if not work:
             return None
         return replace(self, work=work, trees=trees, rows=rows)
@@ -90,16 +90,17 @@ def segment_of(item: Work, tree: TokenTree) -> Segment:
 def segment_ahead(item: Work, row: int) -> Segment:
     """The row after the one that `row` of the pass under way is about to decide."""
     request = item.sequence.request
-    *before, slot = request.reserved
-    context = request.slots + array("q", before)
+    reserved = request.reserved
+    context = request.slots + reserved[:-1]
     choosing = _choosing(request, request.position + 1)
-    return Segment([-1 - row], [-1], array("q", [slot]), context, 0, request, choosing)
+    return Segment([-1 - row], [-1], reserved[-1:], context, 0, request, choosing)
 
 
 def _choosing(request: Request, position: int) -> Choosing:
     params = request.params
-    temperature = 0.0 if params.greedy else params.temperature
+    if params.greedy:
+        return LIKELIEST
     return Choosing(
-        temperature, request.seed, request.sample, position,
+        params.temperature, request.seed, request.sample, position,
         params.top_k, params.top_p, params.min_p,
     )  # fmt: skip

@@ -24,10 +24,9 @@ class Work:
     rows: int
     budget: int = 0
 
-    @property
-    def completes(self) -> bool:
-        """Whether the pass reaches the end of the text, so that it yields the next token."""
-        return self.rows == self.sequence.request.pending
+    def __post_init__(self) -> None:
+        # Whether the pass reaches the end of the text, so that it yields the next token.
+        self.completes = self.rows == self.sequence.request.pending
 
 
 class Scheduler:
@@ -62,6 +61,8 @@ class Scheduler:
     @property
     def reads_next(self) -> bool:
         """Whether the next pass reads prompts."""
+        if not self.waiting and all(s.request.pending == 1 for s in self.running):
+            return False  # as mostly
         prompts, writers = self._prompts(), len(self.writers)
         if not prompts:
             return False
@@ -110,13 +111,12 @@ class Scheduler:
         self._rows_left = self.max_rows
         self._preempted.clear()
         writers, reads = self.writers, self.reads_next
-        half_read = self._half_read()
         alone = reads and self._takes_turns(self._prompts(), len(writers))
         if not alone:
             self._continue_all(writers, work)
         if reads:
             self._written = 0
-            self._continue_all(half_read, work)
+            self._continue_all(self._half_read(), work)
             self._admit(work)
         if not work:  # there was no room for the prompts
             self._continue_all(writers, work)

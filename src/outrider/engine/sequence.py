@@ -30,7 +30,8 @@ class Sequence:
         self.request = request
         self.job = job
         self.limit = limit  # output tokens at most
-        self.text = ""
+        self._text = ""
+        self._unread: list[int] = []  # tokens whose text is not in it yet
         self.from_draft: list[bool] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -72,25 +73,36 @@ class Sequence:
         if logprobs is not None:
             self.logprobs.append(logprobs)
             self.cumulative_logprob += logprobs[token].logprob
-        may_stop = request.position > request.params.min_tokens
+        written, params = len(request.output_ids), request.params
+        may_stop = written > params.min_tokens
         if may_stop and token in request.stop_ids:
             # As in vLLM, an end token is part of the ids but not of the text.
             self._end("stop", token)
             return True
-        hit = self._add_text(self._detokenizer.push(token), may_stop)
+        self._unread.append(token)
+        # A text that nothing in it can end is read later: the next pass does not wait for that.
+        hit = self._read(may_stop) if params.stop_strings else None
         if hit is not None:
             self._end("stop", hit)
-        elif self.remaining <= 0:
+        elif written >= self.limit:
             self._end("length", None)
         return self.finish_reason is not None
 
-    def _add_text(self, piece: str, may_stop: bool) -> str | None:
-        """The stop string that this piece completes, if any."""
+    @property
+    def text(self) -> str:
+        if self._unread:
+            self._read(may_stop=False)
+        return self._text
+
+    def _read(self, may_stop: bool) -> str | None:
+        """Make text of the tokens; the stop string that it completes, if any."""
+        piece = "".join(map(self._detokenizer.push, self._unread))
+        self._unread.clear()
         if not may_stop:
-            self.text += piece
+            self._text += piece
             return None
         emit, hit = self._stops.push(piece)
-        self.text += emit
+        self._text += emit
         return hit
 
     def fail(self, reason: FinishReason) -> None:
@@ -99,7 +111,7 @@ class Sequence:
 
     def _end(self, reason: FinishReason, cause: int | str | None) -> None:
         if not isinstance(cause, str):  # a stop string has cut the text already
-            self.text += self._stops.finish() + self._detokenizer.finish()
+            self._text = self.text + self._stops.finish() + self._detokenizer.finish()
         self.finish_reason = reason
         self.stop_reason = cause
 
@@ -126,18 +138,19 @@ class Sequence:
 
     def delta(self) -> Delta:
         """What is new since the last call."""
-        tokens, text = self._told_tokens, self._told_text
+        request, text, told = self.request, self.text, self._told_tokens
         self.told_end = self.finish_reason is not None
-        self._told_tokens, self._told_text = self.request.position, len(self.text)
-        return Delta(
+        delta = Delta(
             request_id=self.job.id,
-            index=self.request.sample,
-            text=self.text[text:],
-            token_ids=self.request.output_ids[tokens:],
-            from_draft=self.from_draft[tokens:],
+            index=request.sample,
+            text=text[self._told_text :],
+            token_ids=request.output_ids[told:],
+            from_draft=self.from_draft[told:],
             finish_reason=self.finish_reason,
             result=self.job.output() if self.told_end and self.job.told else None,
         )
+        self._told_tokens, self._told_text = len(request.output_ids), len(text)
+        return delta
 
 
 @dataclass(eq=False)

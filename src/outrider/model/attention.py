@@ -69,19 +69,25 @@ class Pass:
         """query [rows, heads, head size] -> [rows, heads, value head size]."""
         window, softcap, sinks = asked
         attend = _attend_invariant if self.invariant else _attend
+        # Heads that share a KV head become further queries of it: no expanded copy of the keys.
+        times = 1 if self.invariant else query.shape[1] // memory.keys.shape[1]
         plain = not self.invariant and asked == (None, None, None)
         plain = plain and knows_causal(query, memory.values.shape[2])
         if plain and len(self.groups) == 1 and self.groups[0].visible is None:
             return attend_whole(query, memory, self.groups[0].slots[0], scale)
+        if len(self.groups) == 1 and not self.groups[0].padded:  # its rows are those of the pass
+            [group] = self.groups
+            q = query.unflatten(0, group.rows.shape)  # [sequences, queries, heads, head size]
+            mask = group.mask(window, times)
+            return attend(q, memory, group.slots, mask, scale, softcap, sinks).flatten(0, 1)
         out = query.new_zeros(*query.shape[:2], memory.values.shape[2])
         for group in self.groups:
             if plain and group.visible is None:
                 rows = slice(group.first, group.first + group.slots.shape[1])
                 out[rows] = attend_whole(query[rows], memory, group.slots[0], scale)
                 continue
-            # Heads that share a KV head become further queries of it: no expanded copy of the keys.
             q = query[group.rows]  # [sequences, queries, heads, head size]
-            mask = group.mask(window)
+            mask = group.mask(window, times)
             result = attend(q, memory, group.slots, mask, scale, softcap, sinks)
             out[group.real_rows] = result.flatten(0, 1)[group.real]
         return out
@@ -156,20 +162,17 @@ def _attend(
     q: Tensor,  # [s, queries, heads, head size]
     memory: LayerKV,
     slots: Tensor,  # [s, keys]
-    mask: Tensor,  # [s, queries, keys]
+    mask: Tensor,  # [s, group * queries, keys]
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
     """[s, queries, heads, value head size]."""
-    kv_heads, queries, heads = memory.keys.shape[1], q.shape[1], q.shape[2]
-    group = heads // kv_heads
+    kv_heads, queries = memory.keys.shape[1], q.shape[1]
     k = _gather(memory.keys, slots)  # [s, kv heads, keys, head size]
     v = _gather(memory.values, slots)
     folded = _fold_heads(q, kv_heads)
-    mask = (
-        mask[:, None].expand(-1, group, -1, -1).flatten(1, 2)[:, None]
-    )  # [s, 1, group*queries, keys]
+    mask = mask[:, None]  # for all KV heads
     if softcap is None and sinks is None:
         out = scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
         return _unfold_heads(out, queries)

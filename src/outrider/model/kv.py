@@ -76,8 +76,7 @@ class KVCache:
         for the last `ahead` of them, which a pass that has already started writes."""
         reserved = request.reserved
         settled = len(reserved) - ahead
-        for i in keep:
-            request.slots.append(reserved[i])
+        request.slots.extend([reserved[i] for i in keep])
         if len(keep) < settled:
             kept = set(keep)
             self._free.extend(reserved[i] for i in reversed(range(settled)) if i not in kept)

@@ -144,9 +144,9 @@ class Runner:
         """Whether a pass can start before the tokens of the one before are known here."""
         return self.graphs is not None
 
-    @torch.inference_mode()
     def launch(self, segments: list[Segment]) -> Flight:
-        """Start a pass; of its results, those on a GPU need not be there yet."""
+        """Start a pass; of its results, those on a GPU need not be there yet. In inference mode,
+        which the caller enters: once for a step, since that takes microseconds."""
         if self.graphs is not None and self.graphs.fits(segments):
             return self.graphs.launch(segments)
         if self.graphs is not None and (apart := self.graphs.prompts_among(segments)):

@@ -25,6 +25,9 @@ class Choosing(NamedTuple):
     min_p: float = 0.0
 
 
+LIKELIEST = Choosing(temperature=0.0, seed=0, sample=0, position=0)
+
+
 @dataclass(eq=False)
 class Segment:
     """New rows of one sequence: a chain of pending tokens, possibly with a tree below the last."""
@@ -66,16 +69,23 @@ class Group:
     first: int = 0  # the packed row that such a single text begins with
 
     def __post_init__(self) -> None:
-        self._masks: dict[int | None, Tensor] = {}
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
         self.real_rows = self.rows.flatten()[self.real]  # [real rows]
 
-    def mask(self, window: int | None) -> Tensor:
-        """[sequences, queries, keys]: `visible`, cut to a sliding window; kept for all layers."""
-        if window not in self._masks:
+    @property
+    def padded(self) -> bool:
+        return len(self.real) < self.rows.numel()
+
+    def mask(self, window: int | None, times: int = 1) -> Tensor:
+        """[sequences, times * queries, keys]: `visible`, cut to a sliding window, and repeated for
+        the heads that share their keys; kept for all layers."""
+        key = (window, times)
+        if key not in self._masks:
             queries, keys = self.query_positions[:, :, None], self.key_positions[:, None, :]
             visible = self.visible if self.visible is not None else queries >= keys
-            self._masks[window] = visible if window is None else visible & (queries - keys < window)
-        return self._masks[window]
+            visible = visible if window is None else visible & (queries - keys < window)
+            self._masks[key] = visible if times == 1 else visible.repeat(1, times, 1)
+        return self._masks[key]
 
     def to(self, device: torch.device) -> "Group":
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}

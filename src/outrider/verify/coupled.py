@@ -18,11 +18,10 @@ def walk(tree: TokenTree, choices: Sequence[int]) -> Verdict:
     # node = root
     # loop: y = choice(node); emit y; if some child of node has token y: node = child, else stop
     kept: list[int] = []
-    node = ROOT
-    while True:
-        token = choices[node + 1]
-        match = (c for c in tree.children.get(node, []) if tree.tokens[c] == token)
-        node = next(match, ROOT)
-        if node == ROOT:
-            return Verdict(kept, token)
-        kept.append(node)
+    node, choice = ROOT, choices[0]
+    # Parents come first, so one look at each node in turn is enough.
+    for child, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
+        if parent == node and token == choice:
+            kept.append(child)
+            node, choice = child, choices[child + 1]
+    return Verdict(kept, choice)

@@ -19,10 +19,10 @@ def expected(
     out = query.new_zeros(sum(map(len, segments)), query.shape[1], memory.values.shape[2])
     for group in group_segments(segments):
         group = group.to(DEVICE)
+        mask = group.mask(options.window, query.shape[1] // memory.keys.shape[1])
         result = _attend(
-            query[group.rows], memory, group.slots, group.mask(options.window), scale,
-            options.softcap, options.sinks,
-        )  # fmt: skip
+            query[group.rows], memory, group.slots, mask, scale, options.softcap, options.sinks
+        )
         out[group.real_rows] = result.flatten(0, 1)[group.real]
     return out
 

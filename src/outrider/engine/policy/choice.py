@@ -48,9 +48,8 @@ def choose_nodes(
     gains: list[tuple[float, int, int]] = []  # (negated, tree, node)
     for t, tree in enumerate(chances):
         expected = 1.0
-        negated = [-chance for chance in tree]
-        # By falling chance; a tie goes to the parent.
-        for node in sorted(range(len(tree)), key=negated.__getitem__):
+        # By falling chance; a tie goes to the parent, which comes first and stays there.
+        for node in sorted(range(len(tree)), key=tree.__getitem__, reverse=True):
             gains.append((-log1p(tree[node] / expected), t, node))
             expected += tree[node]
     # What a node adds falls from one to the next within a tree, so a stable sort keeps their order.

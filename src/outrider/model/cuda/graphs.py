@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,6 +109,7 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
         size = FIELDS * most + 2 * updates_of(most)
         self._staging = [torch.zeros(size, dtype=torch.int64).pin_memory() for _ in range(STAGES)]
+        self._stages: dict[tuple[int, int], tuple[Tensor, np.ndarray]] = {}
         self._read = [torch.cuda.Event() for _ in range(STAGES)]  # the copy out of it is done
         self._chosen = [torch.zeros(most, dtype=torch.int64).pin_memory() for _ in range(STAGES)]
         self._landed = [torch.cuda.Event() for _ in range(STAGES)]
@@ -188,9 +190,7 @@ class Graphs:
         self._launches += 1
         turn = self._launches % STAGES
         self._read[turn].synchronize()
-        size = FIELDS * bucket + 2 * updates
-        packed = self._staging[turn][:size]
-        array = packed.numpy()
+        packed, array = self._stage(turn, FIELDS * bucket + 2 * updates)
         fill(array, bucket, segments, lines, rows_per_tile(bucket, self._group, single))
         tail = array[FIELDS * bucket :]
         tail[:] = 0  # entry 0 of the table belongs to the scrap line
@@ -199,6 +199,15 @@ class Graphs:
         graph.inputs.packed.copy_(packed, non_blocking=True)
         self._read[turn].record()
         return self._fly(graph, rows, _wanted(segments))
+
+    def _stage(self, turn: int, size: int) -> tuple[Tensor, np.ndarray]:
+        """The first numbers of a buffer, for the device and for the host: views made once, since
+        the device waits while they are."""
+        key = (turn, size)
+        if key not in self._stages:
+            packed = self._staging[turn][:size]
+            self._stages[key] = packed, packed.numpy()
+        return self._stages[key]
 
     def again(self, rows: int, prepare: Callable[[Graph], None]) -> Flight:
         """A pass of the same shape after one that checked trees with `rows` rows in all: `prepare`

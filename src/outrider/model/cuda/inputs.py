@@ -5,6 +5,7 @@ pass lives here. All numbers of a pass travel as one int64 array: seventeen fiel
 row, then the entries of the slot table that have changed since the last pass.
 """
 
+from array import array
 from dataclasses import dataclass
 from math import inf, log
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.tree import depths_of
-from outrider.model.segment import Choosing, Segment
+from outrider.model.segment import LIKELIEST, Segment
 
 TREE_BITS = 64  # rows of one sequence in a pass at most: their ancestors are bits of one number
 
@@ -25,7 +26,6 @@ TEMPERATURE, SEED, OUTPUT_POSITION, SAMPLE = range(10, 14)  # the first as the b
 TOP_K, TOP_P, LOG_MIN_P = range(14, 17)  # the last two as the bits of a float64 and of a float32
 FIELDS = 17
 LARGEST_K = 1 << 31  # more than any vocabulary
-LIKELIEST = Choosing(temperature=0.0, seed=0, sample=0, position=0)
 SPARE_UPDATES = 16  # entries of the table that may change beside one per row
 
 
@@ -72,48 +72,54 @@ def fill(
     """Write the fields of a pass into `packed` [at least FIELDS * rows]; what is left over of the
     rows is padding. A tile is up to `tile` rows of one sequence, which the attention takes at
     once."""
-    fields = packed[: FIELDS * rows].reshape(FIELDS, rows)
-    fields[:] = 0  # padding rows write the scrap slot, see nothing, and are in no tile
-    if all(len(segment) == 1 for segment in segments):
-        _fill_single(fields[:, : len(segments)], segments, lines)
-    else:
-        _fill_trees(fields, segments, lines, tile)
+    # The device waits meanwhile, and each call of numpy takes microseconds: so there is one.
+    numbers = array("q", bytes(8 * FIELDS * rows))
+    # Padding rows, all zeros, write the scrap slot, see nothing, and are in no tile.
+    single = all(len(segment.tokens) == 1 for segment in segments)
+    columns = _single(segments, lines) if single else _trees(segments, lines, tile)
+    for field, column in columns.items():
+        numbers[field * rows : field * rows + len(column)] = array("q", column)
+    packed[: FIELDS * rows] = numbers
     if any(segment.choosing and segment.choosing.temperature for segment in segments):
-        _fill_choosing(fields, segments)
+        _fill_choosing(packed[: FIELDS * rows].reshape(FIELDS, rows), segments)
 
 
-def _fill_single(fields: np.ndarray, segments: list[Segment], lines: list[int]) -> None:
-    """fields [FIELDS, sequences]: one row of each."""
+def _single(segments: list[Segment], lines: list[int]) -> dict[int, list[int]]:
+    """The fields that are not about choices, where each sequence has one row."""
     contexts = [len(segment.context) for segment in segments]
-    order = np.arange(len(segments))
-    fields[TOKEN] = [segment.tokens[0] for segment in segments]
-    fields[POSITION] = fields[CONTEXT] = contexts
-    fields[SLOT] = [segment.slots[0] for segment in segments]
-    fields[LINE] = lines
-    fields[SEGMENT] = fields[TILE_FIRST] = order
-    fields[ANCESTORS] = fields[TILE_ROWS] = fields[SEGMENT_ROWS] = 1
+    order, ones = [*range(len(segments))], [1] * len(segments)
+    return {
+        TOKEN: [segment.tokens[0] for segment in segments],
+        POSITION: contexts,
+        SLOT: [segment.slots[0] for segment in segments],
+        LINE: lines,
+        CONTEXT: contexts,
+        SEGMENT: order,
+        ANCESTORS: ones,
+        TILE_FIRST: order,
+        TILE_ROWS: ones,
+        SEGMENT_ROWS: ones,
+    }
 
 
-def _fill_trees(fields: np.ndarray, segments: list[Segment], lines: list[int], tile: int) -> None:
-    """fields [FIELDS, rows]."""
-    first, tiles = 0, 0
+def _trees(segments: list[Segment], lines: list[int], tile: int) -> dict[int, list[int]]:
+    """The same where some have more: a number for each row, or for each tile."""
+    columns: dict[int, list[int]] = {field: [] for field in range(SEGMENT_ROWS + 1)}
+    first = 0
     for segment, line in zip(segments, lines, strict=True):
-        n, context = len(segment), len(segment.context)
-        here = slice(first, first + n)
-        fields[TOKEN, here] = segment.tokens
-        fields[POSITION, here] = depths_of(segment.parents)
-        fields[POSITION, here] += context - 1
-        fields[SLOT, here] = segment.slots
-        fields[LINE, here] = line
-        fields[CONTEXT, here] = context
-        fields[SEGMENT, here] = first
-        fields[ANCESTORS, here] = ancestor_bits(segment.parents)
-        fields[SEGMENT_ROWS, here] = n
-        for start in range(0, n, tile):
-            fields[TILE_FIRST, tiles] = first + start
-            fields[TILE_ROWS, tiles] = min(tile, n - start)
-            tiles += 1
+        n, context = len(segment.tokens), len(segment.context)
+        columns[TOKEN] += segment.tokens
+        columns[POSITION] += [context - 1 + depth for depth in depths_of(segment.parents)]
+        columns[SLOT] += segment.slots
+        columns[LINE] += [line] * n
+        columns[CONTEXT] += [context] * n
+        columns[SEGMENT] += [first] * n
+        columns[ANCESTORS] += ancestor_bits(segment.parents)
+        columns[TILE_FIRST] += range(first, first + n, tile)
+        columns[TILE_ROWS] += [min(tile, n - start) for start in range(0, n, tile)]
+        columns[SEGMENT_ROWS] += [n] * n
         first += n
+    return columns
 
 
 def _fill_choosing(fields: np.ndarray, segments: list[Segment]) -> None:
@@ -139,9 +145,11 @@ def _fill_choosing(fields: np.ndarray, segments: list[Segment]) -> None:
         first += n
 
 
-def ancestor_bits(parents: list[int]) -> np.ndarray:
-    """Per row the rows of its segment that it sees, itself included: bit j stands for row j."""
+def ancestor_bits(parents: list[int]) -> list[int]:
+    """Per row the rows of its segment that it sees, itself included: bit j stands for row j. The
+    last one is the sign."""
     bits: list[int] = []
     for row, parent in enumerate(parents):
-        bits.append((bits[parent] if parent >= 0 else 0) | 1 << row)
-    return np.array(bits, dtype=np.uint64).view(np.int64)
+        own = 1 << row if row < TREE_BITS - 1 else -1 << row
+        bits.append(own | bits[parent] if parent >= 0 else own)
+    return bits

@@ -8,6 +8,7 @@ rows of the pass itself are a part of their own, which need not wait for the con
 small kernel joins the parts.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ def parts_for(rows: int, group: int, kv_heads: int, single: bool) -> int:
     return parts
 
 
+@cache  # a launch asks for it, and next_power_of_2 takes microseconds
 def rows_per_tile(rows: int, group: int, single: bool) -> int:
     """How many rows of one sequence a tile holds, at `group` query heads per key head."""
     return max(1, _tile(rows, group, single) // group)
