@@ -45,7 +45,7 @@ class BufferGraphs:
     def __init__(self, runner: Runner, table: SlotTable) -> None:
         self.runner, self.table = runner, table
         self.graphs: dict[int, Any] = {}
-        self.launches = self.followed = self.held = 0
+        self.launches = self.followed = self.held = self.empty = 0
 
     def fits(self, segments: list[Segment]) -> bool:
         return all(len(s) <= 64 and s.logits_from == 0 for s in segments)
@@ -86,7 +86,11 @@ class BufferGraphs:
         return self.graphs[bucket]
 
     def _fly(self, graph: Any, rows: int) -> Flight:
-        logits = self.runner._forward(_segments(graph.inputs, rows))  # [rows, vocabulary]
+        visible = graph.inputs.field(ANCESTORS)[:rows].tolist()
+        real = [row for row in range(rows) if visible[row]]
+        self.empty += rows - len(real)
+        logits = torch.zeros(rows, self.runner.vocabulary)
+        logits[real] = self.runner._forward(_segments(graph.inputs, real))
         chosen = [_choice(row, graph.inputs, i) for i, row in enumerate(logits)]
         graph.choices[:rows] = torch.tensor(chosen)
         self.previous, mine = chosen, self.launches
@@ -98,11 +102,11 @@ class BufferGraphs:
         return Flight(logits, landed)
 
 
-def _segments(inputs: RowInputs, rows: int) -> list[Segment]:
-    """What the fields say, in the order of the rows."""
+def _segments(inputs: RowInputs, rows: list[int]) -> list[Segment]:
+    """What the fields say of these rows, in their order."""
     fields = inputs.packed.view(-1)[: 17 * inputs.rows].view(17, -1).tolist()
     sequences: dict[int, list[int]] = defaultdict(list)
-    for row in range(rows):
+    for row in rows:
         sequences[fields[SEGMENT][row]].append(row)
     found = []
     for first, own in sequences.items():

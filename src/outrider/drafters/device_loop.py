@@ -127,6 +127,10 @@ class DeviceLoop(ABC):
         """[guesses, 2, texts] float64, as guess.py writes it."""
         return self._found[: MOST_GUESSES * 2 * count].view(MOST_GUESSES, 2, count)
 
+    def clear(self) -> None:
+        """There are no texts, no rows and no changes of the table."""
+        self._packed.zero_()
+
     def tile(self, rows: int) -> int:
         """Rows of one text that the attention of the reading takes at once."""
         return rows_per_tile(rows, self._group, False)
@@ -156,7 +160,7 @@ class DeviceLoop(ABC):
         request has to wait for it. No text may be under way."""
         with self.cuda.active():
             for rows in ROWS:
-                self._reads(rows)
+                self.reads(rows)
             for count in filter(lambda each: each <= PREPARED_TEXTS, TEXTS):
                 for length in range(1, min(guesses, PREPARED_GUESSES) + 1):
                     self.drafting(count, length)
@@ -165,7 +169,7 @@ class DeviceLoop(ABC):
         rows = bucket(ROWS, sum(len(text.rows) for text in texts))
         count = bucket(TEXTS, len(texts))
         guesses = max(text.guesses for text in texts)
-        read, draft = self._reads(rows), self.drafting(count, guesses)
+        read, draft = self.reads(rows), self.drafting(count, guesses)
         size = self._fill(texts, rows, count)
         self._packed[:size].copy_(self._packed_here[:size], non_blocking=True)
         read()
@@ -183,7 +187,7 @@ class DeviceLoop(ABC):
         may be lost: all that shall run one after the other must be there before the first does."""
         key: tuple[str | int, ...] = (kind, *size)
         if key not in self._captured:
-            self._packed.zero_()  # capturing runs it once: for no text, so that no slot is written
+            self.clear()  # capturing runs it once: for no text, so that no slot is written
             self._captured[key] = self.cuda(make())
         return self._captured[key]
 
@@ -192,7 +196,8 @@ class DeviceLoop(ABC):
         name and what was read before."""
         return self.captured_for(lambda: self._drafting(count, guesses), "draft", count, guesses)
 
-    def _reads(self, rows: int) -> Callable[[], None]:
+    def reads(self, rows: int) -> Callable[[], None]:
+        """As one launch: what the fields of so many rows name, and the table's changes before."""
         return self.captured_for(lambda: self._reading(rows), "read", rows)
 
     def _reading(self, size: int) -> Callable[[], None]:

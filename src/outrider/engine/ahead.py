@@ -1,7 +1,6 @@
 """On a GPU: the next pass starts before the tokens of the one under way are known here."""
 
 import logging
-from array import array
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -46,21 +45,22 @@ class RunAhead:
             return None
         if len(work) < len(self.scheduler.writers):
             return None
-        if not all(map(self._goes_on, work, launched.trees)):
+        if not all(map(self._chosen_by_pass, work)):
             return None
         if any(map(len, launched.trees)):
             return self._follow(launched)
+        if any(item.sequence.remaining < 2 for item in work):
+            return None
         if not all(self.drafting.can_wait(item.sequence.request) for item in work):
             return None
         return self._write_on(launched) if self._reserve(launched) else None
 
-    def _goes_on(self, item: Work, tree: TokenTree) -> bool:
-        """Whether the text's next tokens come from the pass alone, and are not its last."""
+    def _chosen_by_pass(self, item: Work) -> bool:
+        """Whether the text's next tokens come from the pass alone."""
         request = item.sequence.request
         return (
             item.completes
             and item.rows == 1
-            and item.sequence.remaining > 1 + len(tree)
             and request.params.logprobs is None
             and pass_can_choose(request, self.method)
         )
@@ -95,22 +95,23 @@ class RunAhead:
         return max(0, min(self.drafting.most(sequence.request), sequence.remaining - 2))
 
     def _follow(self, launched: Launched) -> Launched | None:
-        """With drafts that are made on the device, after what this pass will have chosen."""
-        work, trees = launched.work, launched.trees
+        """With drafts that are made on the device, after what this pass will have chosen. Texts
+        that end with it, or have ended, leave their rows empty."""
+        left = launched.only([item.sequence.remaining > 1 for item in launched.work])
+        if left is None or 2 * sum(left.slots.values()) < left.shape[1]:
+            return None  # most of it would be empty
+        work, trees = left.work, left.trees
         requests = [item.sequence.request for item in work]
-        if launched.rows is not None:  # it has no longer the shape that the device knows
-            return None
         if not all(request.output_ids for request in requests):
             return None  # a prompt's last token may change its slot when the pass is committed
         room = self.scheduler.room(work)
         leader = self.drafting.leader(requests, trees, plain_pass(work), room)
-        if leader is None or not self._reserve(launched):
+        if leader is None or not self._reserve(left):
             return None
         start, prepared = perf_counter(), leader.prepared
-        slots = [r.reserved[1 + len(tree) :] for r, tree in zip(requests, trees, strict=True)]
-        next_round = self._start_round(leader, requests, slots)
+        next_round = self._start_round(leader, left)
         if next_round is None:
-            self._give_back(launched)
+            self._give_back(left)
             return None
         self.scheduler.wrote()
         # The pass under way has waited for what was captured, too.
@@ -125,20 +126,20 @@ class RunAhead:
 
         items = [Work(w.sequence, 1, len(tree)) for w, tree in zip(work, trees, strict=True)]
         return Launched(
-            items, trees, next_round.flight, start, drafted=True, leader=leader, guesses=told,
-            routine=routine,
+            items, trees, next_round.flight, start, drafted=True, rows=left.rows, shape=left.shape,
+            leader=leader, guesses=told, routine=routine,
         )  # fmt: skip
 
-    def _start_round(
-        self, leader: Drafter, requests: list[Request], slots: list[array]
-    ) -> "Round | None":
+    def _start_round(self, leader: Drafter, launched: Launched) -> "Round | None":
         """None where the device cannot do it after all; then it is not tried again."""
         graphs, following = self.runner.graphs, leader.following
         assert graphs is not None and following is not None
-        for request in requests:
+        slots = []
+        for request, count in launched.slots.items():
             graphs.table.holds(request, request.slots)
+            slots.append(request.reserved[count:])
         try:
-            return following(slots)
+            return following(slots, launched.firsts, launched.shape)
         except Exception as problem:  # compilers and drivers fail in ways of their own
             log.warning("drafts of %s wait for the host from now on: %s", leader.name, problem)
             leader.following = None

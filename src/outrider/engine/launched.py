@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -22,11 +23,17 @@ class Launched:
     started: float  # perf_counter
     drafted: bool = False  # whether its trees were asked for; a pass that ran ahead has none
     rows: list[int] | None = None  # of the pass that still matter; None: all
+    shape: tuple[int, int] = (0, 0)  # texts and rows of the pass; 0: those that matter
     modelled: float = 0.0  # seconds that drafters with a model took before it
     leader: Drafter | None = None  # who drafted for it on the device, after the pass before
     # Then its trees have the right shape only, until the pass has landed and this tells the rest.
     guesses: Callable[[], dict[Request, TokenTree]] | None = None
     routine: bool = True  # whether nothing was built meanwhile that others will use again
+
+    def __post_init__(self) -> None:
+        if self.shape == (0, 0):
+            drafted = sum(map(len, self.trees))
+            self.shape = (len(self.work), drafted + sum(item.rows for item in self.work))
 
     def chosen(self) -> list[int] | None:
         """The target's token at every row; waits for the pass. None where it has chosen none."""
@@ -49,23 +56,28 @@ class Launched:
         """[rows that still matter, vocabulary]."""
         return self.flight.logits if self.rows is None else self.flight.logits[self.rows]
 
+    @property
+    def firsts(self) -> list[int]:
+        """Where each text begins, in a pass that only writes: a root and its nodes for each."""
+        starts = [0, *accumulate(1 + len(tree) for tree in self.trees)][:-1]
+        return starts if self.rows is None else [self.rows[start] for start in starts]
+
     def still_wanted(self, scheduler: Scheduler) -> "Launched | None":
         """Of a pass that was started ahead, what is left after some of its texts have ended
-        meanwhile. It only writes: each text has a root and its nodes in it."""
+        meanwhile."""
         running = set(scheduler.running)
-        if running.issuperset([item.sequence for item in self.work]):  # as mostly
+        return self.only([item.sequence in running for item in self.work])
+
+    def only(self, kept: list[bool]) -> "Launched | None":
+        """What is left of a pass that only writes without some of its texts."""
+        if all(kept):  # as mostly
             return self
-        work, trees, first = [], [], 0
-        rows: list[int] = []
-        for item, tree in zip(self.work, self.trees, strict=True):
-            end = first + 1 + len(tree)
-            if item.sequence in running:
-                work.append(item)
-                trees.append(tree)
-                rows += range(first, end)
-            first = end
-        if not work:
+        parts = zip(kept, self.work, self.trees, self.firsts, strict=True)
+        left = [(item, tree, first) for keep, item, tree, first in parts if keep]
+        if not left:
             return None
+        rows = [row for _, tree, first in left for row in range(first, first + 1 + len(tree))]
+        work, trees, _ = map(list, zip(*left, strict=True))
         return replace(self, work=work, trees=trees, rows=rows)
 
 
