@@ -2,10 +2,12 @@
 
     python benchmarks/crowd.py --model ./Qwen2.5-Coder-1.5B-Instruct
     python benchmarks/crowd.py --model ./model --requests 2000 --slots 6000 --out crowd.json
+    python benchmarks/crowd.py --model ./model --reproducible
 
 Greedy requests of mixed length. The pool forces preemption; at the end no slot may be missing. Then
 transformers reads every text: how far is each token from the best score at its place? What is more
-than rounding is a fault. With `reproducible`, some texts are also written alone, and must be equal.
+than rounding is a fault. With --reproducible, some texts are written alone instead, by an engine
+that never drafts, and must be equal to the bit.
 """
 
 import random
@@ -88,33 +90,42 @@ def distances(reference: Any, results: list[RequestOutput]) -> tuple[Tensor, flo
     return torch.cat(found), highest
 
 
+def equal_alone(
+    llm: LLM, results: list[RequestOutput], params: list[Any], every: int
+) -> dict[str, int]:
+    """How many of some texts are the same when they are written alone."""
+    chosen = range(0, len(results), every)
+    alone = [
+        llm.generate([results[i].prompt_token_ids], params[i], use_tqdm=False)[0] for i in chosen
+    ]
+    pairs = [(results[i].outputs[0], each.outputs[0]) for i, each in zip(chosen, alone)]
+    equal = sum(together.token_ids == single.token_ids for together, single in pairs)
+    return {"written alone": len(alone), "equal": equal}
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--slots", type=int, default=6000, help="of the pool")
     parser.add_argument("--drafter", default="auto")
-    parser.add_argument("--alone", type=int, default=24, help="texts that are also written alone")
+    parser.add_argument("--reproducible", action="store_true", help="compare with texts alone")
+    parser.add_argument("--alone", type=int, default=50, help="texts that are written alone")
     arguments = parser.parse_args()
     several = load_prompts(arguments.prompts, arguments.per_category).values()
     options: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "memory_utilization": 0.4}
+    options["reproducible"] = arguments.reproducible
     pool = {"max_num_seqs": 64, "kv_cache_tokens": arguments.slots}
     llm = LLM(arguments.model, arguments.drafter, **pool, **options)
     prompts, params = requests_of([t for s in several for t in s], arguments.requests, llm)
     results, found = served(llm, prompts, params)
-    found |= judged(arguments.model, torch.bfloat16, results)
+    found["passes over few rows"] = llm.engine.runner.way
     print(found, flush=True)
-    del llm
-    pool["kv_cache_tokens"] = arguments.slots // 4  # for a smaller crowd
-    exact = LLM(arguments.model, arguments.drafter, reproducible=True, **pool, **options)
-    crowd = 8 * arguments.alone
-    together, again = served(exact, prompts[:crowd], params[:crowd])
-    some = range(0, crowd, 8)
-    alone = [exact.generate([prompts[i]], params[i], use_tqdm=False)[0] for i in some]
-    equal = sum(
-        together[i].outputs[0].token_ids == each.outputs[0].token_ids
-        for i, each in zip(some, alone, strict=True)
-    )
-    found["reproducible"] = again | {"written alone": len(alone), "equal": equal}
+    if arguments.reproducible:
+        plain = LLM(arguments.model, None, **options)
+        every = max(1, arguments.requests // arguments.alone)
+        found |= equal_alone(plain, results, params, every)
+    else:
+        found |= judged(arguments.model, torch.bfloat16, results)
     tell(found, arguments)
 
 
