@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 
 from outrider.heads.eagle3 import Eagle3
-from outrider.model.attention import LayerKV, attend_whole
+from outrider.model.attention import BACKENDS, LayerKV, attend_whole
 from outrider.model.cuda.feature_rows import join_features
 from outrider.model.cuda.fused import DTYPES, fused_layer, fused_norm
 from outrider.model.cuda.inputs import RowInputs

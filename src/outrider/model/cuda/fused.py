@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import rms_norm
 
 from outrider.model.attention import (
+    BACKENDS,
     Asked,
     Kernel,
     LayerCall,
@@ -110,6 +112,7 @@ class FusedModel:
         query = self.embedding.new_empty(0, 1, size)
         return asked == {(None, None)} and knows_causal(query, self._calls[0].value_head_size)
 
+    @sdpa_kernel(BACKENDS)
     def read_text(self, inputs: RowInputs, keys: Tensor, last: Tensor, work: Workspace) -> Tensor:
         """[1, vocabulary] after row `last` [1] of a text from its start; keys [rows]: the slots of
         its places, those of the rows among them."""
