@@ -50,6 +50,7 @@ class FusedEagle3:
 
         return self._run(features, inputs, work, attend)
 
+    @sdpa_kernel(BACKENDS)
     def read_text(self, features: Tensor, inputs: RowInputs, keys: Tensor, work: Workspace) -> None:
         """The same of a text from its start, for what it leaves in the slots; keys [rows]: those of
         all its places."""
