@@ -1,10 +1,26 @@
 """What a loop on the device needs of CUDA: captured functions, and memory for quick copies."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """What is launched in it becomes the graph. Nothing is collected meanwhile: where an engine
+    that nobody holds any more is, the end of its graphs would be an error of this one."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Capture:
@@ -26,7 +42,7 @@ class Capture:
             run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with capturing(graph, self._pool):
             run()
         return graph.replay
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.model.attention import LayerCall, Pass
-from outrider.model.cuda.capture import Capture
+from outrider.model.cuda.capture import Capture, capturing
 from outrider.model.cuda.choice import choose
 from outrider.model.cuda.choice import workspace_for as choice_parts
 from outrider.model.cuda.fused import FusedModel
@@ -73,7 +73,7 @@ class Graph:
             choose(forward(inputs, previous, work), inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        with capturing(self._graph, pool):
             self.logits = forward(inputs, previous, work)  # [rows, vocabulary]
             self.choices = choose(self.logits, inputs)  # [rows] int64
             previous[: inputs.rows].copy_(self.choices)

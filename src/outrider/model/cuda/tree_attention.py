@@ -28,6 +28,7 @@ PROGRAMS = 132  # parts are made until so many programs run: one for each multip
 JOINED = 64  # parts that are joined at once,
 MANY_JOINED = 256  # or all of them, where there are more: MOST_PARTS and the rows themselves
 JOINED_SIZE = 32  # elements of a value per program that joins: many small loads under way
+STAGES = 1  # the kernel reads ahead by itself
 MANY_TEXTS = 8  # more of them fill the device, with fewer warps for each
 
 
@@ -106,7 +107,7 @@ def tree_attention(
         PADDED_SIZE=max(16, triton.next_power_of_2(size)), VALUE_SIZE=value_size,
         PADDED_VALUE_SIZE=max(16, triton.next_power_of_2(value_size)),
         FEWEST_KEYS=FEWEST_KEYS, TILE=tile, KEYS=KEYS,
-        num_warps=_warps(rows, tile, inputs.single), **chained(query.device),
+        num_warps=_warps(rows, tile, inputs.single), num_stages=STAGES, **chained(query.device),
     )  # fmt: skip
     _join[(rows, heads, triton.cdiv(value_size, JOINED_SIZE))](
         work.parts, work.weights, inputs.packed, out, rows, heads, parts,
