@@ -313,6 +313,36 @@ def test_a_round_guesses_what_passes_one_by_one_guess(
     assert len(compared) > 20 and all(got == due for got, due in compared)
 
 
+@pytest.mark.parametrize(("spent", "asked_at_once"), [(1e-9, 4), (1.0, 1)])
+def test_lookups_are_asked_for_as_many_texts_as_there_is_time_for(
+    models: Models,
+    heads: Heads,
+    spent: float,
+    asked_at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While drafts follow each other, in turn: the host must keep up with the device."""
+    texts = asked(4, 48)
+    plain = expect(models, texts, monkeypatch, [4, 8, 2])
+    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"]}]}
+    llm, graphs = make_followed(models.target, config)
+    drafting = llm.engine.drafting
+    drafting.policy.draft_always()  # a pass takes a second
+    look_up, looked = drafting._look_up, []
+
+    def counted(batch: list[Request], *rest: Any, **late: Any) -> Any:
+        drafting.policy.timings["suffix"].per_request = spent
+        if late:  # of a round to come
+            looked.append([request.seed for request in batch])
+        return look_up(batch, *rest, **late)
+
+    drafting._look_up = counted  # type: ignore[method-assign]
+    same_results(llm, texts, run(llm, texts), plain)
+    assert graphs.followed > 4
+    assert max(map(len, looked[1:])) == asked_at_once  # before the first nothing was known
+    assert {seed for seeds in looked for seed in seeds} == {params.seed for _, params in texts}
+
+
 def test_rounds_of_any_shape_capture_nothing(
     models: Models, heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ class Proposal(NamedTuple):
     chances: list[float]  # per node: that the target's text runs through it
 
 
+LOOKING_UP = 0.25  # of a pass: so long lookups may take while drafts follow each other
 ROUTINE = 16  # rows at most that a drafter reads before a draft, once it follows a text
 
 
@@ -39,6 +40,7 @@ class Drafting:
         self.root = self.crew.root
         self._plans: dict[Request, Plan] = {}
         self._proposals: dict[Request, list[Proposal]] = {}  # of the step under way
+        self._turn = 0  # whose text is looked up next, while drafts follow each other
         self._alone: dict[Request, Drafter] = {}  # whose proposal is checked as it is, if anyone's
         self._lessons: list[tuple[Request, str, TokenTree, list[int]]] = []  # for the policy
         self.decisions = Decisions()
@@ -347,11 +349,24 @@ class Drafting:
             self._proposals = under_way
         else:
             self._proposals = {request: [] for request in chains}
-            cut = self._look_up(list(chains), budget, base, room, late=True)
+            cut = self._look_up(self._in_turn(list(chains), base), budget, base, room, late=True)
         outlooks = self._outlooks(drafter, batch, budget, dict.fromkeys(batch, 0.0))
         lengths = [len(chains[request]) for request in batch]
         sizes = _sizes(drafter, outlooks)
         return self.policy.goes_on(drafter.name, outlooks, sizes, lengths, base, cut.speed)
+
+    def _in_turn(self, batch: list[Request], base: Pass) -> list[Request]:
+        """Those of whom the lookups are asked now: the device does not wait for what they find, but
+        it would for the host to have asked for all of many texts in every pass."""
+        lookups = filter(_is_lookup, self._competing(batch))
+        each = sum(self.policy.timings[lookup.name].per_request or 0.0 for lookup in lookups)
+        seconds = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
+        if len(batch) * each <= LOOKING_UP * seconds:
+            return batch
+        count = max(1, int(LOOKING_UP * seconds / each))
+        first = self._turn % len(batch)
+        self._turn = first + count
+        return [*batch, *batch][first : first + count]
 
     def _author(self, trees: list[TokenTree]) -> Drafter | None:
         """Whose chains these are, if they are nobody else's."""

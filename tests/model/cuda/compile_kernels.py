@@ -110,7 +110,8 @@ def main() -> None:
         )  # fmt: skip
     for dtype, tile, sinks in (("bf16", 16, False), ("bf16", 128, True), ("fp32", 16, True)):
         compile_kernel(
-            tree_attention._attend, dtype, {"num_warps": 8 if tile > 64 else 4, "num_stages": tree_attention.STAGES},
+            tree_attention._attend, dtype,
+            {"num_warps": 8 if tile > 64 else 4, "num_stages": tree_attention.STAGES},
             WINDOW=70 if sinks else 0, SOFTCAP=3.0 if sinks else 0.0, SINKS=sinks, GROUP=6,
             SIZE=80, PADDED_SIZE=128, VALUE_SIZE=80, PADDED_VALUE_SIZE=128,
             FEWEST_KEYS=32, TILE=tile, KEYS=32, CHAINED=True,
