@@ -1,5 +1,6 @@
 """The same promises on a CUDA device; skipped where there is none."""
 
+from array import array
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from tests.tiny import make_tiny, make_tokenizer
 from outrider import LLM, SamplingParams
 from outrider.audit.run import audit_engine
 from outrider.core.request import Request
+from outrider.model.admission import allowed_error, difference
+from outrider.model.cuda.fast import ROUNDING
 from outrider.model.cuda.workspace import Workspace
-from outrider.model.segment import Choosing
+from outrider.model.segment import Choosing, Segment
 from outrider.sampling.choose import choose
 from outrider.sampling.counts import Counts
 from outrider.sampling.process import process
@@ -129,6 +132,26 @@ def test_passes_over_few_rows_are_graphs(family, tmp_path):
     assert llm.engine.runner.way.startswith(f"CUDA graphs, {kind} layers")
     got = [r.outputs[0].token_ids for r in llm.generate(PROMPTS, params, use_tqdm=False)]
     assert got == ids(folder, None, params, device="cpu", dtype="float32")
+
+
+@torch.inference_mode()
+def test_prompts_are_graphs_too(target):
+    """Of all sizes, beside a context and without; the same as launch by launch."""
+    runner = LLM(str(target), None, device="cuda", dtype="bfloat16").engine.runner
+    graphs = runner.graphs
+    assert graphs is not None and graphs.prompts is not None
+    slots = array("q", range(1, 601))
+    tokens = [(7 * i + 3) % 290 for i in range(len(slots))]
+    for length, before in ((65, 0), (96, 31), (200, 90), (520, 1), (600, 300)):
+        whole = Segment.chain(tokens[:length], slots[:length], slots[:0], length - 1)
+        expected = runner._forward([whole]).float()
+        prompt = Segment.chain(tokens[before:length], slots[before:length], slots[:before], 0)
+        prompt.logits_from = len(prompt) - 1
+        flight = runner.launch([prompt])
+        assert flight.landed is not None  # it was a graph
+        assert flight.landed() == flight.logits.argmax(-1).tolist()
+        allowed = ROUNDING * allowed_error(runner.loaded)
+        assert difference(flight.logits.float(), expected) <= allowed
 
 
 @pytest.mark.parametrize("drafter", [None, "auto"])
