@@ -11,7 +11,6 @@ from outrider import LLM, SamplingParams
 from outrider.audit.run import audit_engine
 from outrider.core.request import Request
 from outrider.model.admission import allowed_error, difference
-from outrider.model.cuda.fast import ROUNDING
 from outrider.model.cuda.workspace import Workspace
 from outrider.model.segment import Choosing, Segment
 from outrider.sampling.choose import choose
@@ -137,6 +136,8 @@ def test_passes_over_few_rows_are_graphs(family, tmp_path):
 @torch.inference_mode()
 def test_prompts_are_graphs_too(target):
     """Of all sizes, beside a context and without; the same as launch by launch."""
+    from outrider.model.cuda.fast import ROUNDING
+
     runner = LLM(str(target), None, device="cuda", dtype="bfloat16").engine.runner
     graphs = runner.graphs
     assert graphs is not None and graphs.prompts is not None
