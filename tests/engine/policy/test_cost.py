@@ -184,3 +184,20 @@ def test_calibration_stays_within_the_positions_a_model_has(tmp_path: Path) -> N
     runner.allocate(2000)
     measured, _ = calibration.measure(runner, array("q", range(1, 2001)))
     assert measured.context < 512
+
+
+def test_each_size_of_batch_has_a_curve_of_its_own() -> None:
+    """Thirty-two rows of eight texts say little of thirty-two texts with a row each."""
+    points = [1, 2, 4, 8, 16, 32, 64]
+    cost = PassCost(Measured(points, [1.0 + n / 64 for n in points], context=256, per_sequence=0.1))
+    believed = cost.seconds(64, 32) / cost.seconds(32, 32)
+    for _ in range(60):
+        cost.learn(32, 8, 0, 4.0)
+    assert abs(cost.seconds(32, 8) / 4.0 - 1) < 0.1
+    assert abs(cost.seconds(64, 32) / cost.seconds(32, 32) / believed - 1) < 0.02
+    for _ in range(60):
+        cost.learn(32, 32, 0, 4.0)
+        cost.learn(64, 32, 0, 8.0)
+    assert believed < 1.2 and 1.6 < cost.seconds(64, 32) / cost.seconds(32, 32) < 2.1
+    growing = cost.growing(32, 32, 32)
+    assert growing[32] == pytest.approx(cost.seconds(64, 32)) and len(growing) == 33

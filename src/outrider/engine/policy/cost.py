@@ -1,6 +1,6 @@
 """What a pass costs: measured at start, corrected by every step after that."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
@@ -24,31 +24,46 @@ class Measured:
 @dataclass
 class PassCost:
     """Predicts the time of a pass. Only relations between costs matter to the policy, so a machine
-    that is slow for a while changes nothing."""
+    that is slow for a while changes nothing.
+
+    As many rows cost one text less than many, and what a further row costs depends on that, too. So
+    there is a curve for each size of batch, by its bits: the measured one, corrected by the passes
+    that had about as many texts."""
 
     measured: Measured
     fixed: bool = False  # nothing is learned
     _common: float = 0.0  # log of how much slower passes are than measured
-    _own: list[float] = field(default_factory=list)  # the same at each point of the curve
-    _seen: list[int] = field(default_factory=list)
+    # By bits of the batch size, the same at each point of the curve, and how often it was seen.
+    _own: dict[int, list[float]] = field(default_factory=dict)
+    _seen: dict[int, list[int]] = field(default_factory=dict)
+    _curves: dict[int, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._points = self.measured.rows
         self._base = smooth(self.measured.seconds)
-        self._own = [0.0] * len(self._points)
-        self._seen = [0] * len(self._points)
-        self._refresh()
 
-    def _refresh(self) -> None:
+    def _curve(self, sequences: int) -> list[float]:
+        """[points]: seconds for a batch of about so many."""
+        bits = sequences.bit_length()
+        if bits not in self._curves:
+            self._curves[bits] = self._corrected(bits)
+        return self._curves[bits]
+
+    def _corrected(self, bits: int) -> list[float]:
+        none = [0] * len(self._points)
         corrected = []
-        for base, own, seen in zip(self._base, self._own, self._seen, strict=True):
+        for base, own, seen in zip(
+            self._base, self._own.get(bits, none), self._seen.get(bits, none), strict=True
+        ):
             share = seen / (seen + TRUST)
             corrected.append(base * exp(self._common + share * (own - self._common)))
-        self._curve = smooth(corrected)
+        # No pass has fewer rows than texts: what is believed of that must not spoil the rest.
+        start = max(0, bisect_right(self._points, 1 << (bits - 1)) - 1)
+        return corrected[:start] + smooth(corrected[start:])
 
     def seconds(self, rows: int, sequences: int = 1, keys: int = 0) -> float:
         """Of a pass over so many rows in all; `keys` is the context of all sequences."""
-        points, curve = self._points, self._curve
+        points, curve = self._points, self._curve(sequences)
         # Between two points, or beyond the last as between the last two.
         right = min(max(1, bisect_left(points, rows)), len(points) - 1)
         cost = curve[right]
@@ -63,7 +78,8 @@ class PassCost:
 
     def growing(self, rows: int, more: int, sequences: int = 1, keys: int = 0) -> list[float]:
         """1 + more: of passes over `rows` rows, one more, and so on."""
-        cost, points, curve = self.seconds(rows, sequences, keys), self._points, self._curve
+        cost, points = self.seconds(rows, sequences, keys), self._points
+        curve = self._curve(sequences)
         found = [cost]
         right = min(max(1, bisect_left(points, rows + 1)), len(points) - 1)
         while len(found) <= more:
@@ -91,16 +107,18 @@ class PassCost:
         nearest = distances.index(min(distances))
         was = self._common
         self._common += (1 - KEEP) * error
+        bits = sequences.bit_length()
+        own = self._own.setdefault(bits, [0.0] * len(self._points))
+        seen = self._seen.setdefault(bits, [0] * len(self._points))
         # A point's own correction starts from the common one and moves as fast: with one point in
         # use the two stay equal, and the shape of the curve stays as measured.
-        own = self._own[nearest] if self._seen[nearest] else was
-        self._own[nearest] = own + (1 - KEEP) * error
-        self._seen[nearest] += 1
-        self._refresh()
+        own[nearest] = (own[nearest] if seen[nearest] else was) + (1 - KEEP) * error
+        seen[nearest] += 1
+        self._curves.clear()
 
     def curve(self) -> list[tuple[int, float]]:
-        """(rows, seconds) as believed now."""
-        return list(zip(self._points, self._curve, strict=True))
+        """(rows, seconds) of a lone text, as believed now."""
+        return list(zip(self._points, self._curve(1), strict=True))
 
 
 def smooth(values: Sequence[float]) -> list[float]:
