@@ -92,25 +92,26 @@ def test_other_paths_on_a_cpu(capsys, models, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("way", "fused", "on"),
+    ("way", "fused", "prompts", "on"),
     [
-        ("CUDA graphs, fused layers", True, 6),
-        ("CUDA graphs, unfused layers (no kernels for gemma2)", False, 4),
-        ("eager (CUDA graphs, unfused layers failed: no memory)", None, 0),
+        ("CUDA graphs, fused layers", True, "graphs", 7),
+        ("CUDA graphs, fused layers, batch-invariant", True, None, 6),
+        ("CUDA graphs, unfused layers (no kernels for gemma2)", False, None, 4),
+        ("eager (CUDA graphs, unfused layers failed: no memory)", None, None, 0),
     ],
 )
-def test_the_paths_of_a_model_on_a_gpu(monkeypatch, way, fused, on):
+def test_the_paths_of_a_model_on_a_gpu(monkeypatch, way, fused, prompts, on):
     """By a double of the runner; `fused` None: without graphs."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    graphs = None if fused is None else SimpleNamespace(fused=fused)
+    graphs = None if fused is None else SimpleNamespace(fused=fused, prompts=prompts)
     loaded = SimpleNamespace(dtype="torch.bfloat16", quantization=None)
     runner = SimpleNamespace(
         device=torch.device("cuda"), graphs=graphs, way=way, loaded=loaded, replayed_rows=64
     )
     paths = paths_module._paths(runner, "")
     assert [path.name for path in paths] == [
-        "quantised weights", "CUDA graphs", "fused layers", "tree attention",
-        "choice in the pass", "running ahead", "chained kernels",
+        "quantised weights", "CUDA graphs", "fused layers", "prompts as graphs",
+        "tree attention", "choice in the pass", "running ahead", "chained kernels",
     ]  # fmt: skip
     assert sum(path.on for path in paths) == on
     assert all(way in path.why for path in paths[1:] if not path.on)

@@ -41,16 +41,21 @@ def _gpu(runner: Runner) -> list[tuple[str, bool, str]]:
     fused = on and graphs.fused
     eager = f"passes go kernel by kernel: {runner.way}"
     chained = fused and torch.cuda.get_device_capability(runner.device) >= (9, 0)
+    prompts = fused and graphs.prompts is not None
     told = {
         "CUDA graphs": (on, f"a pass over up to {runner.replayed_rows} rows is one launch"),
         "fused layers": (fused, "a handful of kernels per layer, for prompts, too"),
+        "prompts as graphs": (prompts, "one of medium length is one launch"),
         "tree attention": (on, "by Triton, over slots, split along the context"),
         "choice in the pass": (on, "tokens are chosen on the device where no option needs more"),
         "running ahead": (on, "the next plain pass starts before this one's tokens are known"),
         "chained kernels": (chained, "kernels start while the one before ends"),
     }
-    missing = "needs compute capability 9.0" if fused else runner.way if on else eager
-    return [(name, is_on, why if is_on else missing) for name, (is_on, why) in told.items()]
+    missing = dict.fromkeys(told, runner.way if on else eager)
+    if fused:
+        missing["chained kernels"] = "needs compute capability 9.0"
+        missing["prompts as graphs"] = f"for bfloat16 without windows only ({runner.way})"
+    return [(name, is_on, why if is_on else missing[name]) for name, (is_on, why) in told.items()]
 
 
 def _cpu(runner: Runner) -> list[tuple[str, bool, str]]:
