@@ -88,6 +88,8 @@ class BufferGraphs:
     def _fly(self, graph: Any, rows: int) -> Flight:
         visible = graph.inputs.field(ANCESTORS)[:rows].tolist()
         real = [row for row in range(rows) if visible[row]]
+        empty = graph.inputs.field(ANCESTORS)[:rows] == 0
+        assert not graph.inputs.field(SLOT)[:rows][empty].any()  # features go there all the same
         self.empty += rows - len(real)
         logits = torch.zeros(rows, self.runner.vocabulary)
         logits[real] = self.runner._forward(_segments(graph.inputs, real))

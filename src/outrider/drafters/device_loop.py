@@ -5,8 +5,8 @@ One will `read` what is new in the texts. The other makes as many guesses as are
 `begin` with the first, and each `step` finds in fixed buffers what the one before has left there.
 One copy brings the guesses back.
 
-What is too much for that (other trees than chains, options that the kernel cannot choose by, long
-texts to catch up on) goes level by level, as on a CPU.
+What is too much for that (other trees than chains, options that the kernel cannot choose by, texts
+to catch up on that `catch_up` cannot read) goes level by level, as on a CPU.
 """
 
 from abc import ABC, abstractmethod

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.helpers import Models, make_llm
@@ -201,3 +202,31 @@ def test_each_size_of_batch_has_a_curve_of_its_own() -> None:
     assert believed < 1.2 and 1.6 < cost.seconds(64, 32) / cost.seconds(32, 32) < 2.1
     growing = cost.growing(32, 32, 32)
     assert growing[32] == pytest.approx(cost.seconds(64, 32)) and len(growing) == 33
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_passes_that_run_ahead_are_measured_in_a_row(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """By a clock on which a launch takes a second, and the wait at the end three."""
+    now = [0.0]
+
+    class Double:
+        runs_ahead = ahead
+        launches = 0
+
+        def launch(self, segments: Any) -> Any:
+            self.launches += 1
+            now[0] += 1.0
+            return self
+
+        @property
+        def logits(self) -> torch.Tensor:
+            now[0] += 3.0
+            return torch.zeros(1, 2)
+
+    monkeypatch.setattr(calibration, "perf_counter", lambda: now[0])
+    runner: Any = Double()
+    seconds = calibration._timed(runner, [])
+    assert runner.launches == (calibration.IN_A_ROW if ahead else 1)
+    assert seconds == pytest.approx(1.0 + 3.0 / runner.launches)

@@ -2,6 +2,7 @@
 
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from outrider.model.cuda.capture import Capture
 from outrider.model.cuda.fused import FusedModel
+from outrider.model.cuda.inputs import RowInputs
 from outrider.model.cuda.prompts import AT_ONCE, Prompts
 from outrider.model.cuda.whole_text import SIZES, size_for, sizes_for
 from outrider.model.flight import Flight, joined
@@ -25,6 +27,14 @@ SLOTS = 100  # of `runner_of`
 def make_prompts(runner: Runner) -> Prompts:
     model = FusedModel(runner.loaded, runner.layers, positions=128, taps=runner.taps)
     assert model.plainly_causal or DEVICE.type == "cuda"  # there it is not float32's
+    read, buffers = model.read_text, dict[int, Tensor]()
+
+    def as_a_graph(inputs: RowInputs, *rest: Any) -> Tensor:
+        """Every pass of a size writes its logits to the same place."""
+        logits = read(inputs, *rest)
+        return buffers.setdefault(inputs.rows, torch.empty_like(logits)).copy_(logits)
+
+    model.read_text = as_a_graph  # type: ignore[method-assign]
     table = torch.zeros(2, LENGTH, dtype=torch.int32, device=DEVICE)
     cuda = Capture(DEVICE) if DEVICE.type == "cuda" else NoCapture()
     work = work_for(runner, model, 64)

@@ -18,8 +18,10 @@ from outrider.model.cuda.tree_attention import (
     JOINED_SIZE,
     Options,
     fold,
+    fold_sink,
     in_window,
     joined,
+    leave_part,
     load_keys,
     load_values,
     part_keys,
@@ -166,24 +168,11 @@ def _attend_path(
             next_slot = _slots_at(line, place + KEYS, end, context, own_slot, own_place, KEYS)
             seen = in_window(at_position, place, WINDOW) & (place < end)[None, :]
             best, total, mixed = fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
-        if SINKS:  # one more score per head, with no value behind it
-            sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
-            sink = tl.where(part == parts - 1, sink, float("-inf"))
-            top = tl.maximum(best, sink)  # the row itself was seen, so this is finite at the end
-            safe = tl.where(top == float("-inf"), 0.0, top)
-            shrink = tl.exp(best - safe)
-            total = total * shrink + tl.exp(sink - safe)
-            mixed = mixed * shrink[:, None]
-            best = top
+        if SINKS:
+            last = part == parts - 1
+            best, total, mixed = fold_sink(sinks, head, real, last, best, total, mixed)
         at = (row * heads + head) * MOST_PARTS + part
-        seen_any = total > 0
-        weight = best + tl.log(tl.where(seen_any, total, 1.0))  # -inf where nothing was seen
-        tl.store(part_weight + at, weight, mask=real)
-        tl.store(
-            part_out + at[:, None] * VALUE_SIZE + value_inner[None, :],
-            mixed / tl.where(seen_any, total, 1.0)[:, None],
-            mask=real[:, None] & (value_inner[None, :] < VALUE_SIZE),
-        )
+        leave_part(part_out, part_weight, at, real, value_inner, best, total, mixed, VALUE_SIZE)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -176,6 +176,33 @@ def fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP: tl.constexpr):
     return top, total, mixed
 
 
+@triton.jit
+def fold_sink(sinks, head, real, last, best, total, mixed):
+    """In the last part, one more score per head, with no value behind it."""
+    sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
+    sink = tl.where(last, sink, float("-inf"))
+    top = tl.maximum(best, sink)
+    safe = tl.where(top == float("-inf"), 0.0, top)  # nothing seen yet
+    shrink = tl.exp(best - safe)
+    total = total * shrink + tl.exp(sink - safe)
+    return top, total, mixed * shrink[:, None]
+
+
+@triton.jit
+def leave_part(
+    part_out, part_weight, at, real, inner, best, total, mixed, VALUE_SIZE: tl.constexpr
+):
+    """At `at` [pairs], for those that join the parts: their mean and its weight, a logarithm."""
+    seen_any = total > 0
+    weight = best + tl.log(tl.where(seen_any, total, 1.0))  # -inf where nothing was seen
+    tl.store(part_weight + at, weight, mask=real)
+    tl.store(
+        part_out + at[:, None] * VALUE_SIZE + inner[None, :],
+        mixed / tl.where(seen_any, total, 1.0)[:, None],
+        mask=real[:, None] & (inner[None, :] < VALUE_SIZE),
+    )
+
+
 # Whatever differs from one size of a pass to the next is a plain number: compiled once for all.
 @triton.jit(do_not_specialize=["rows", "most_parts"])
 def _attend(
@@ -250,24 +277,10 @@ def _attend(
         own_seen = own_seen & own[None, :] & in_window(position, where, WINDOW)
         best, total, mixed = fold(q, own_k, own_v, own_seen, scale, best, total, mixed, SOFTCAP)
 
-    if SINKS:  # one more score per head, with no value behind it
-        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
-        sink = tl.where(part == parts, sink, float("-inf"))
-        top = tl.maximum(best, sink)
-        safe = tl.where(top == float("-inf"), 0.0, top)
-        shrink = tl.exp(best - safe)
-        total = total * shrink + tl.exp(sink - safe)
-        mixed = mixed * shrink[:, None]
-        best = top
+    if SINKS:
+        best, total, mixed = fold_sink(sinks, head, real, part == parts, best, total, mixed)
     at = (row * heads + head) * (most_parts + 1) + part
-    seen_any = total > 0
-    weight = best + tl.log(tl.where(seen_any, total, 1.0))  # -inf where nothing was seen
-    tl.store(part_weight + at, weight, mask=real)
-    tl.store(
-        part_out + at[:, None] * VALUE_SIZE + value_inner[None, :],
-        mixed / tl.where(seen_any, total, 1.0)[:, None],
-        mask=real[:, None] & (value_inner[None, :] < VALUE_SIZE),
-    )
+    leave_part(part_out, part_weight, at, real, value_inner, best, total, mixed, VALUE_SIZE)
 
 
 @triton.jit
