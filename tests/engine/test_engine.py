@@ -163,6 +163,23 @@ def test_deltas_add_up_to_the_result(
             assert [delta.finish_reason for delta in mine[:-1]] == [None] * (len(mine) - 1)
 
 
+def test_who_does_not_read_along_is_told_the_end_alone(models: Models, plain: LLM) -> None:
+    llm = perfect(models, 2)
+    params = SamplingParams(seed=3, max_tokens=12, n=2)
+    llm.engine.add(PROMPT, params, "silent", streamed=False)
+    llm.engine.add(PROMPT, params, "streamed")
+    deltas = []
+    while not llm.engine.idle:
+        deltas += llm.engine.step()
+    silent = [delta for delta in deltas if delta.request_id == "silent"]
+    assert len(deltas) - len(silent) > len(silent) == 2
+    [result] = [delta.result for delta in silent if delta.result]
+    for delta in silent:
+        output = result.outputs[delta.index]
+        assert (delta.token_ids, delta.text) == (output.token_ids, output.text)
+    same_results(llm, [(PROMPT, params)], [result], run(plain, [(PROMPT, params)]))
+
+
 def test_closing_a_stream_aborts_its_request_only(models: Models, plain: LLM) -> None:
     llm = perfect(models, 2)
     first = llm.stream(PROMPT, SamplingParams(seed=1, max_tokens=20))

@@ -28,11 +28,11 @@ def test_params_of_the_wrong_kind_are_refused(llm: LLM, params: Any) -> None:
 def test_a_crash_while_adding_leaves_no_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     add, calls = llm.engine.add, []
 
-    def second_fails(*arguments: Any) -> str:
+    def second_fails(*arguments: Any, **options: Any) -> str:
         calls.append(arguments)
         if len(calls) == 2:
             raise RuntimeError("planted")
-        return add(*arguments)
+        return add(*arguments, **options)
 
     monkeypatch.setattr(llm.engine, "add", second_fails)
     with pytest.raises(RuntimeError, match="planted"):

@@ -241,6 +241,16 @@ def test_texts_end_at_any_time(models: Models) -> None:
     assert llm.engine._ahead is None or llm.engine._ahead.still_wanted(llm.engine.scheduler) is None
 
 
+def test_a_text_that_reaches_its_length_holds_nobody_up(models: Models) -> None:
+    asked = [(random_prompt(i, 4), SamplingParams(temperature=0, max_tokens=n, ignore_eos=True))
+             for i, n in enumerate((3, 5, 7, 20))]  # fmt: skip
+    llm, graphs = make_ahead(models)
+    results = run(llm, asked)
+    assert graphs.ahead == graphs.launches - 1  # all but the first one after the prompts
+    same_results(llm, asked, results, run(make_llm(models.target), asked))
+    llm.engine.kv.check()
+
+
 @pytest.mark.parametrize("options", [{}, {"top_k": 9, "top_p": 0.9, "min_p": 0.01}])
 @pytest.mark.parametrize("drafter", [None, "auto"])
 def test_noise_belongs_to_the_position_that_is_decided(

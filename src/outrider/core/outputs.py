@@ -33,7 +33,9 @@ class Speculation:
 
     def record(self, drafted: int, accepted: int) -> None:
         self.steps += 1
-        self.drafts += drafted > 0
+        if not drafted:
+            return
+        self.drafts += 1
         self.drafted += drafted
         self.accepted += accepted
         missing = accepted - len(self.accepted_per_position)

@@ -41,26 +41,29 @@ class RunAhead:
         later."""
         work = launched.work
         flight = launched.flight
-        if flight.landed is None or flight.in_blocks or self.scheduler.reads_next:
+        if flight.landed is None or not flight.hands_on or self.scheduler.reads_next:
             return None
         if len(work) < len(self.scheduler.writers):
             return None
         if not all(map(self._chosen_by_pass, work)):
             return None
-        if any(map(len, launched.trees)):
+        if any(tree.tokens for tree in launched.trees):
             return self._follow(launched)
-        if any(item.sequence.remaining < 2 for item in work):
-            return None
         if not all(self.drafting.can_wait(item.sequence.request) for item in work):
             return None
-        return self._write_on(launched) if self._reserve(launched) else None
+        left = self._unended(launched)
+        return self._write_on(left) if left is not None and self._reserve(left) else None
+
+    def _unended(self, launched: Launched) -> Launched | None:
+        """Without the texts that surely end with this pass."""
+        return launched.only([item.sequence.remaining > 1 for item in launched.work])
 
     def _chosen_by_pass(self, item: Work) -> bool:
         """Whether the text's next tokens come from the pass alone."""
         request = item.sequence.request
         return (
-            item.completes
-            and item.rows == 1
+            item.rows == 1
+            and item.completes
             and request.params.logprobs is None
             and pass_can_choose(request, self.method)
         )
@@ -92,12 +95,13 @@ class RunAhead:
 
     def _nodes(self, sequence: Sequence) -> int:
         """What might be drafted for a text, one token from now."""
-        return max(0, min(self.drafting.most(sequence.request), sequence.remaining - 2))
+        most = self.drafting.most(sequence.request)
+        return most and max(0, min(most, sequence.remaining - 2))
 
     def _follow(self, launched: Launched) -> Launched | None:
         """With drafts that are made on the device, after what this pass will have chosen. Texts
         that end with it, or have ended, leave their rows empty."""
-        left = launched.only([item.sequence.remaining > 1 for item in launched.work])
+        left = self._unended(launched)
         if left is None or 2 * sum(left.slots.values()) < left.shape[1]:
             return None  # most of it would be empty
         work, trees = left.work, left.trees

@@ -62,6 +62,11 @@ class ByteDetokenizer:
         """The text that this token completes; half a character waits for its other half."""
         return "" if token_id in self._skipped else self._decoder.decode(self._pieces[token_id])
 
+    def read(self, token_ids: list[int]) -> str:
+        """The same of several: one look at their bytes."""
+        pieces, skipped = self._pieces, self._skipped
+        return self._decoder.decode(b"".join([pieces[i] for i in token_ids if i not in skipped]))
+
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 

@@ -81,5 +81,5 @@ class Commit:
         else:
             sequence.append(verdict.next_token, False, next(entries))
         if writing:  # the first token comes from reading the prompt
-            sequence.speculation.record(len(tree), len(kept))
+            sequence.speculation.record(len(tree.tokens), len(kept))
         return kept

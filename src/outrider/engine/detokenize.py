@@ -68,6 +68,10 @@ class Detokenizer:
             self._shorten()
         return piece
 
+    def read(self, token_ids: list[int]) -> str:
+        """The same of several."""
+        return "".join(map(self.push, token_ids))
+
     def _shorten(self) -> None:
         """Drop old tokens, where a character starts and what stays has text."""
         latest = len(self._window) - CONTEXT

@@ -121,10 +121,7 @@ class Engine:
         """Drop cached prefixes and all that drafters and policy have learned from past requests;
         what was measured of the machine stays. Only while idle."""
         assert self.idle, "requests are under way"
-        blank = Request("", [0], SamplingParams(), seed=0)
-        self.kv.open(blank)
-        self.kv.reserve(blank, self.kv.total)  # asking for all makes the cache give up every text
-        self.kv.close(blank)
+        self.kv.forget()
         self.drafting.reset()
 
     def _context_length(self) -> int:
@@ -161,8 +158,10 @@ class Engine:
         prompt: str | list[int] | dict[str, Any],
         params: SamplingParams | None = None,
         request_id: str | None = None,
+        streamed: bool = True,
     ) -> str:
-        """Queue a request; its id. Raises InvalidRequest at once when it could never be served."""
+        """Queue a request; its id. Raises InvalidRequest at once when it could never be served.
+        Where it is not `streamed`, steps tell of its end alone."""
         params = params or SamplingParams()
         request_id = secrets.token_hex(8) if request_id is None else request_id
         if request_id in self.jobs:
@@ -170,7 +169,7 @@ class Engine:
         checked = self.intake.check(prompt, params)
         plan = self.drafting.crew.plan(params.speculation)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        job = Job(request_id, checked.text, checked.ids, seed, plan.name)
+        job = Job(request_id, checked.text, checked.ids, seed, plan.name, streamed)
         for sample in range(params.n):
             request = Request(
                 request_id, checked.ids, params, seed, sample, checked.stop_ids, checked.bad_words,
@@ -219,7 +218,8 @@ class Engine:
             else:
                 trees = self._draft(work, launched is not None)
             launched = launched or self._launch(work, trees)
-            found = any(map(len, trees))  # too late for a pass that was not drafted for: it waits
+            # Too late for a pass that was not drafted for: it waits.
+            found = any(tree.tokens for tree in trees)
             if launched.drafted if found else not self.drafting.wanted:
                 self._ahead = self._start_next(launched)
             self._learn()
@@ -333,9 +333,11 @@ class Engine:
         """What each sequence gained."""
         deltas = []
         for item in work:
-            delta = item.sequence.delta()
-            if delta.token_ids or delta.finish_reason:
-                deltas.append(delta)
+            sequence = item.sequence
+            if sequence.job.streamed or sequence.finish_reason is not None:
+                delta = sequence.delta()
+                if delta.token_ids or delta.finish_reason:
+                    deltas.append(delta)
         self._check_when_idle()
         return deltas
 

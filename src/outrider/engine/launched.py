@@ -32,8 +32,8 @@ class Launched:
 
     def __post_init__(self) -> None:
         if self.shape == (0, 0):
-            drafted = sum(map(len, self.trees))
-            self.shape = (len(self.work), drafted + sum(item.rows for item in self.work))
+            drafted = sum([len(tree.tokens) for tree in self.trees])
+            self.shape = (len(self.work), drafted + sum([item.rows for item in self.work]))
 
     def chosen(self) -> list[int] | None:
         """The target's token at every row; waits for the pass. None where it has chosen none."""
@@ -49,7 +49,7 @@ class Launched:
     def slots(self) -> dict[Request, int]:
         """How many each text has in it, where it only writes."""
         pairs = zip(self.work, self.trees, strict=True)
-        return {item.sequence.request: 1 + len(tree) for item, tree in pairs}
+        return {item.sequence.request: 1 + len(tree.tokens) for item, tree in pairs}
 
     @property
     def logits(self) -> Tensor:
@@ -104,7 +104,7 @@ def segment_ahead(item: Work, row: int) -> Segment:
     request = item.sequence.request
     reserved = request.reserved
     context = request.slots + reserved[:-1]
-    choosing = _choosing(request, request.position + 1)
+    choosing = _choosing(request, len(request.output_ids) + 1)
     return Segment([-1 - row], [-1], reserved[-1:], context, 0, request, choosing)
 
 

@@ -81,7 +81,7 @@ class LLM:
 
         def deltas() -> Generator[Delta]:
             inbox: Inbox = deque()
-            yield from self._run([self._add(prompt, params, inbox)], inbox)
+            yield from self._run([self._add(prompt, params, inbox, streamed=True)], inbox)
 
         return deltas()
 
@@ -105,8 +105,10 @@ class LLM:
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def _add(self, prompt: Prompt, params: SamplingParams | None, inbox: Inbox) -> str:
-        request_id = self.engine.add(prompt, params)
+    def _add(
+        self, prompt: Prompt, params: SamplingParams | None, inbox: Inbox, streamed: bool
+    ) -> str:
+        request_id = self.engine.add(prompt, params, streamed=streamed)
         self._inboxes[request_id] = inbox
         return request_id
 
@@ -121,7 +123,7 @@ class LLM:
         each = _params_for(len(batch), params)
         for place, (item, sampling) in enumerate(zip(batch, each, strict=True)):
             try:
-                places[self._add(prompt_of(item), sampling, inbox)] = place
+                places[self._add(prompt_of(item), sampling, inbox, streamed=False)] = place
             except InvalidRequest as error:
                 errors.append(error)
                 results[place] = _refused(str(error))

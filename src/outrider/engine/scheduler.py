@@ -184,11 +184,9 @@ class Scheduler:
                 rows_left -= budget
 
     def room(self, work: list[Work]) -> int:
-        """Nodes that may join a pass; one that can be replayed stays so."""
-        rows, most = sum(item.rows for item in work), self.max_rows
-        if rows <= self.replayed_rows:
-            most = min(most, self.replayed_rows)
-        return most - rows
+        """Nodes that may join a pass: where there are captured graphs, it stays one of them."""
+        most = min(self.max_rows, self.replayed_rows or self.max_rows)
+        return max(0, most - sum(item.rows for item in work))
 
     def shrink(self) -> str | None:
         """Make passes smaller, for good; what was done about it, or None where nothing is left to

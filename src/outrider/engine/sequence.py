@@ -49,7 +49,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        return self.limit - self.request.position
+        return self.limit - len(self.request.output_ids)
 
     @property
     def ready(self) -> bool:
@@ -96,7 +96,7 @@ class Sequence:
 
     def _read(self, may_stop: bool) -> str | None:
         """Make text of the tokens; the stop string that it completes, if any."""
-        piece = "".join(map(self._detokenizer.push, self._unread))
+        piece = self._detokenizer.read(self._unread)
         self._unread.clear()
         if not may_stop:
             self._text += piece
@@ -162,6 +162,7 @@ class Job:
     prompt_ids: list[int]
     seed: int
     drafter: str
+    streamed: bool = True  # whether anybody reads along; else all that is told is the end
     sequences: list[Sequence] = field(default_factory=list)
     error: str | None = None
 

@@ -37,7 +37,8 @@ class Stopwatch:
         if any(not item.completes or item.rows > 1 for item in work):
             return
         self.writing_steps += 1
-        self.replayed_steps += launched.flight.landed is not None
+        flight = launched.flight
+        self.replayed_steps += flight.landed is not None and flight.replayed
         if not self.drafting.measures:
             return
         # A pass that ran ahead began when the one before it landed.

@@ -16,7 +16,8 @@ class Flight:
 
     logits: Tensor
     landed: Callable[[], list[int]] | None = None
-    in_blocks: bool = False  # several passes: the last one alone leaves its choices to the next
+    hands_on: bool = True  # whether the next pass can read its choices on the device
+    replayed: bool = True  # whether it was launched as graphs, where it chose tokens
 
 
 Rows = TypeVar("Rows", bound=Sequence | Tensor)
@@ -40,4 +41,4 @@ def joined(flights: list[Flight], whose: list[int], wanted: list[int]) -> Flight
     def landed() -> list[int]:
         return [token for part in in_order([wait() for wait in waits if wait]) for token in part]
 
-    return Flight(logits, None if None in waits else landed, in_blocks=True)
+    return Flight(logits, None if None in waits else landed, hands_on=False)

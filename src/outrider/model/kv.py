@@ -57,19 +57,18 @@ class KVCache:
             self._free += self.tree.evict(max(count - len(self._free), self.total // EVICTIONS))
         if len(self._free) < count:
             return False
-        if count:
-            taken = self._free[-count:]
-            del self._free[-count:]
-            for slot in taken:
-                self._handed_out[slot] += 1
-            taken.reverse()
-            request.reserved += taken
+        free, handed_out, reserved = self._free, self._handed_out, request.reserved
+        for _ in range(count):  # one, nearly always
+            slot = free.pop()
+            handed_out[slot] += 1
+            reserved.append(slot)
         return True
 
     def trim(self, request: Request, count: int) -> None:
         """Of the reserved slots, keep the first `count`."""
-        self._free.extend(reversed(request.reserved[count:]))
-        del request.reserved[count:]
+        if len(request.reserved) > count:
+            self._free.extend(reversed(request.reserved[count:]))
+            del request.reserved[count:]
 
     def commit(self, request: Request, keep: list[int], ahead: int = 0) -> None:
         """Of the reserved slots, append those at the indices `keep` to the text; free the rest, but
@@ -107,6 +106,10 @@ class KVCache:
         self._free += request.slots[lease.borrowed :]
         self.tree.unlock(lease.node)
         request.slots = array("q")
+
+    def forget(self) -> None:
+        """Drop all cached text that nobody reads."""
+        self._free += self.tree.evict(self.total)
 
     @property
     def available(self) -> int:

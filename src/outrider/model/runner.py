@@ -18,7 +18,7 @@ from outrider.model.features import Features, Tap, Taps
 from outrider.model.flight import Flight, joined
 from outrider.model.layout import lay_out_for_few_rows
 from outrider.model.loading import LoadedModel
-from outrider.model.segment import Group, Segment, group_segments
+from outrider.model.segment import Group, Segment, group_segments, wanted_rows
 from outrider.model.skipping import DecoderLayers
 
 if TYPE_CHECKING:
@@ -157,7 +157,9 @@ class Runner:
             return launch_in_blocks(self.graphs, segments)
         if self.fixed_rows:
             return Flight(self._forward_fixed(segments))
-        return Flight(self._forward(segments, self.graphs))
+        if self.graphs is not None and (flight := self.graphs.long_pass(segments)) is not None:
+            return flight
+        return Flight(self._forward(segments))
 
     def _launch_apart(
         self, graphs: "Graphs", segments: list[Segment], prompts: list[int]
@@ -170,24 +172,16 @@ class Runner:
         return joined(flights, whose, [len(s) - s.logits_from for s in segments])
 
     @sdpa_kernel(BACKENDS)
-    def _forward(self, segments: list[Segment], graphs: "Graphs | None" = None) -> Tensor:
-        """By the fused layers of `graphs`, where those are given."""
+    def _forward(self, segments: list[Segment]) -> Tensor:
+        """By the module itself."""
         rows = [token for segment in segments for token in segment.tokens]
-        wanted: list[int] = []
-        first = 0
-        for segment in segments:
-            wanted += range(first + segment.logits_from, first + len(segment))
-            first += len(segment)
         slots = np.concatenate([np.array(s.slots, dtype=np.int64) for s in segments])
         step = Pass(
             write_slots=torch.from_numpy(slots).to(self.device),
             groups=[group.to(self.device) for group in group_segments(segments)],
         )
         positions = [position for segment in segments for position in segment.positions]
-        fused = graphs.long_pass(rows, positions, wanted, step) if graphs else None
-        if fused is not None:
-            return fused
-        return self._call(rows, positions, wanted, step)
+        return self._call(rows, positions, wanted_rows(segments), step)
 
     def _call(
         self, tokens: list[int], positions: list[int], wanted: list[int], step: Pass

@@ -97,6 +97,16 @@ class Group:
         return replace(self, **moved)
 
 
+def wanted_rows(segments: list[Segment]) -> list[int]:
+    """Rows of the pass whose logits were asked for."""
+    wanted: list[int] = []
+    first = 0
+    for segment in segments:
+        wanted += range(first + segment.logits_from, first + len(segment))
+        first += len(segment)
+    return wanted
+
+
 def _bucket(size: int, smallest: int) -> int:
     return max(smallest, 1 << (size - 1).bit_length())
 

@@ -49,8 +49,9 @@ def unprocessed(request: Request) -> bool:
 def unadjusted(request: Request) -> bool:
     """True when nothing but temperature and truncation makes the scores from the logits."""
     params = request.params
-    banned = request.bad_word_ids or (request.position < params.min_tokens and request.stop_ids)
-    return not params.adjusts and not banned
+    if params.adjusts or request.bad_word_ids:
+        return False
+    return not (params.min_tokens and request.stop_ids and request.position < params.min_tokens)
 
 
 def _process(scores: Tensor, rows: Sequence[Row], counts: Counts) -> None:

@@ -89,7 +89,7 @@ def verify_chosen(
 
 def _spans(trees: Sequence[TokenTree]) -> list[tuple[int, int]]:
     """Where each request's rows lie."""
-    return list(pairwise(accumulate((1 + len(tree) for tree in trees), initial=0)))
+    return list(pairwise(accumulate([1 + len(tree.tokens) for tree in trees], initial=0)))
 
 
 def _coupled(

@@ -18,6 +18,7 @@ from outrider.model.cuda import (
     linear,
     projection,
     row_kernels,
+    text_attention,
     tree_attention,
     truncation,
 )
@@ -30,7 +31,7 @@ POINTERS = {
     "epsilon": "fp32", "token_epsilon": "fp32", "feature_epsilon": "fp32", "scale": "fp32",
     "cuts": "*fp32", "counts": "*i32", "tops": "*fp32", "masses": "*fp64", "bounds": "*fp64",
     "scores": "*fp32", "weights": "*i64", "found": "*i32", "above": "*i64",
-    "guesses": "*fp64",
+    "guesses": "*fp64", "tiles": "*i64", "slots": "*i64",
 }  # fmt: skip
 NUMBERS = ("rows", "texts", "outer", "heads", "most_parts", "table_stride")
 STRIDES = ("_row", "_head", "_slot")
@@ -115,6 +116,13 @@ def main() -> None:
             WINDOW=70 if sinks else 0, SOFTCAP=3.0 if sinks else 0.0, SINKS=sinks, GROUP=6,
             SIZE=80, PADDED_SIZE=128, VALUE_SIZE=80, PADDED_VALUE_SIZE=128,
             FEWEST_KEYS=32, TILE=tile, KEYS=32, CHAINED=True,
+        )  # fmt: skip
+        compile_kernel(
+            text_attention._attend_texts, dtype,
+            {"num_warps": text_attention.WARPS, "num_stages": text_attention.STAGES},
+            WINDOW=70 if sinks else 0, SOFTCAP=3.0 if sinks else 0.0, SINKS=sinks, GROUP=6,
+            SIZE=80, PADDED_SIZE=128, VALUE_SIZE=80, PADDED_VALUE_SIZE=128, TILE=64,
+            KEYS=64 if dtype == "bf16" else 32,
         )  # fmt: skip
         compile_kernel(
             invariant_attention._attend_path, dtype, {"num_warps": invariant_attention.WARPS},

@@ -11,7 +11,6 @@ from tests.model.cuda.passes import DEVICE, make_inputs
 from tests.tiny import VOCAB, make_tiny
 
 from outrider.model.cuda.fused import FusedModel, unfused_because
-from outrider.model.cuda.inputs import prompt_inputs
 from outrider.model.cuda.invariant_attention import workspace_for as path_parts
 from outrider.model.cuda.linear import MOST_ROWS, Norm, Stream, from_stream, into_stream
 from outrider.model.cuda.linear import workspace_for as workspace_for_products
@@ -107,28 +106,6 @@ def test_quantised_layers_go_unfused(kind: str, tmp_path: Path) -> None:
     work = Workspace.of(*sizes, DEVICE)
     previous = torch.zeros(4, dtype=torch.int64, device=DEVICE)
     got = UnfusedModel(runner.model)(inputs, previous, work)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("rows", [13, 70])  # by our own products, by torch's
-@torch.inference_mode()
-def test_prompts_go_through_the_same_layers(rows: int, tmp_path: Path) -> None:
-    runner = runner_of("qwen2", tmp_path)
-    segments = [prompt(rows - 4, 1, seed=1), prompt(4, 90, seed=2)]
-    segments[0].logits_from = rows - 9
-    expected = runner.forward(segments).clone()
-    model = FusedModel(runner.loaded, runner.layers, positions=128, taps=runner.taps)
-
-    class Long:
-        """Stands for `Graphs`, which needs a GPU."""
-
-        def long_pass(self, tokens, positions, wanted, step):  # type: ignore[no-untyped-def]
-            table = torch.zeros(2, 8, dtype=torch.int32, device=DEVICE)
-            inputs = prompt_inputs(tokens, positions, step.write_slots, table)
-            rows = torch.tensor(wanted, device=DEVICE)
-            return model.long_pass(inputs, step, rows, work_for(runner, model, len(tokens)))
-
-    got = runner._forward(segments, Long())  # type: ignore[arg-type]
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 

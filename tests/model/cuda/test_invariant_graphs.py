@@ -75,7 +75,7 @@ def test_what_is_too_much_for_one_pass_comes_in_several(graphs: Graphs) -> None:
     tree = Segment([4, 5, 6, 7], [-1, 0, 0, 1], array("q", range(80, 84)), array("q"), 0)
     assert not graphs.fits([text, tree]) and graphs.fits_in_blocks([text, tree])
     flight = launch_in_blocks(graphs, [text, tree])
-    assert flight.landed is not None and flight.in_blocks
+    assert flight.landed is not None and not flight.hands_on
     assert flight.landed() == flight.logits.argmax(-1).tolist()
     context = array("q")
     for start, end in ((0, 33), (33, 71), (71, 75)):

@@ -25,6 +25,8 @@ from outrider.sampling.rows import Row
 
 log = logging.getLogger(__name__)
 
+Forward = Callable[[list[Segment]], Tensor]  # logits [rows that need them, vocabulary]
+
 FUSED_LAYERS, UNFUSED_LAYERS = "CUDA graphs, fused layers", "CUDA graphs, unfused layers"
 INVARIANT_LAYERS = f"{FUSED_LAYERS}, batch-invariant"
 ROUNDING = 3  # times as far from the module as its own packed pass may be: other kernels round at
@@ -48,11 +50,11 @@ def fast_passes(
     lines: int,
     longest: int,
     taps: Taps,
-    forward: Callable[[list[Segment], Graphs | None], Tensor],
+    forward: Forward,
     invariant: bool = False,
 ) -> tuple[Graphs | None, str]:
     """The graphs and, in words, what they run; none where they cannot reproduce what the module
-    does. `forward` is the runner's pass without graphs, or with their layers. Slots 1 to `CONTEXT`
+    does. `forward` is the runner's pass by the module. Slots 1 to `CONTEXT`
     + 7 must be unused; with `invariant`, where a row's bits must not show its pass, up to 128."""
     if len({(c.heads, c.kv_heads, c.value_head_size) for c in calls}) != 1:
         return None, "eager: the layers' heads differ"
@@ -86,27 +88,30 @@ def fast_passes(
     return None, f"eager ({'reproducible mode: ' if invariant else ''}{reason})"
 
 
-def _error(graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Tensor]) -> float:
-    """Of a prompt, of a tree below it, of a lone row beside that, of many rows: against the plain
-    way."""
+def _error(graphs: Graphs, forward: Forward) -> float:
+    """Of a prompt, of several texts that go on, of a tree, of a lone row beside that, of many rows:
+    against the plain way."""
     context = array("q", range(1, CONTEXT + 1))
     tokens = [(7 * i + 3) % 97 for i in range(CONTEXT)]
-    prompt = [Segment.chain(tokens, context, array("q"), logits_from=CONTEXT - 9)]
-    worst = difference(forward(prompt, graphs).float(), forward(prompt, None).float())
+    prompt = Segment.chain(tokens, context, array("q"), logits_from=CONTEXT - 9)
+    rest = Segment.chain(tokens[9:], context[9:], context[:9], logits_from=CONTEXT - 18)
     slots = array("q", range(CONTEXT + 1, CONTEXT + 1 + len(TREE)))
     segment = Segment([5, 8, 13, 21, 34, 55], TREE, slots, context, logits_from=0)
     short = Segment.chain([5], array("q", [CONTEXT + 7]), context[:9], logits_from=0)
+    worst = 0.0
+    for segments in ([prompt], [rest, short]):
+        expected = forward(segments).float()
+        if (flight := graphs.long_pass(segments)) is not None:
+            worst = max(worst, difference(flight.logits.float(), expected))
     several = [[segment] * 4, [segment] * 8]  # whose products are other kernels
     for segments in ([segment], [short], [segment, short], *several):
-        expected = forward(segments, None).float()
+        expected = forward(segments).float()
         got = graphs.launch(segments).logits[: len(expected)].float()
         worst = max(worst, difference(got, expected))
     return worst
 
 
-def _add_prompts(
-    graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Tensor], allowed: float
-) -> None:
+def _add_prompts(graphs: Graphs, forward: Forward, allowed: float) -> None:
     """Have prompts read by graphs too, if they come out right: beside a context, and without."""
     try:
         graphs.capture_prompts()
@@ -119,12 +124,10 @@ def _add_prompts(
         log.warning("prompts are read kernel by kernel: as graphs, %s", problem)
 
 
-def _prompt_error(
-    graphs: Graphs, forward: Callable[[list[Segment], Graphs | None], Tensor]
-) -> float:
+def _prompt_error(graphs: Graphs, forward: Forward) -> float:
     slots = array("q", range(1, CONTEXT + 1))
     tokens = [(7 * i + 3) % 97 for i in range(CONTEXT)]
-    expected = forward([Segment.chain(tokens, slots, slots[:0], CONTEXT - 1)], None).float()
+    expected = forward([Segment.chain(tokens, slots, slots[:0], CONTEXT - 1)]).float()
     worst = 0.0
     for before in (0, CONTEXT - LONG):
         prompt = Segment.chain(tokens[before:], slots[before:], slots[:before], 0)

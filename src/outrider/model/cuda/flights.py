@@ -40,4 +40,4 @@ def launch_in_blocks(graphs: Graphs, segments: list[Segment]) -> Flight:
         chosen = tokens + (last() if last is not None else [])
         return [chosen[i] for i in order]
 
-    return Flight(found, all_landed, in_blocks=True)
+    return Flight(found, all_landed, hands_on=False)

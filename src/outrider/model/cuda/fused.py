@@ -19,7 +19,6 @@ from outrider.model.attention import (
     Kernel,
     LayerCall,
     LayerKV,
-    Pass,
     attend_whole,
     knows_causal,
 )
@@ -94,11 +93,14 @@ class FusedModel:
         stream = self._run(inputs, previous, work, attend)
         return from_stream(stream, self.last_norm, work, self.head)
 
-    def long_pass(self, inputs: RowInputs, step: Pass, wanted: Tensor, work: Workspace) -> Tensor:
-        """[wanted rows, vocabulary] of a pass that reads prompts: it is launched kernel by kernel,
-        and its sequences attend in the groups of `step`. wanted [n] int64."""
+    @sdpa_kernel(BACKENDS)
+    def long_pass(
+        self, inputs: RowInputs, attend: Kernel, wanted: Tensor, work: Workspace
+    ) -> Tensor:
+        """[wanted rows, vocabulary] of a pass over many rows, kernel by kernel. wanted [n]
+        int64."""
         nothing = wanted[:0]
-        stream = self._run(inputs, nothing, work, step.attend)
+        stream = self._run(inputs, nothing, work, attend)
         if not len(wanted):  # a part of a prompt that goes on
             return stream.hidden.new_empty(0, self.head.shape[0])
         last = Stream.starting(stream.hidden[wanted], self.last_norm)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.model.attention import LayerCall, Pass
+from outrider.model.attention import LayerCall
 from outrider.model.cuda.capture import Capture, capturing
 from outrider.model.cuda.choice import choose
 from outrider.model.cuda.choice import workspace_for as choice_parts
@@ -24,20 +24,20 @@ from outrider.model.cuda.inputs import (
     TREE_BITS,
     RowInputs,
     fill,
-    prompt_inputs,
     updates_of,
 )
 from outrider.model.cuda.invariant_attention import workspace_for as path_parts
 from outrider.model.cuda.linear import MOST_ROWS
 from outrider.model.cuda.linear import workspace_for as product_parts
-from outrider.model.cuda.prompts import Choose, Prompts
+from outrider.model.cuda.long_pass import Choose, LongPass
+from outrider.model.cuda.prompts import Prompts
 from outrider.model.cuda.slot_table import SlotTable
 from outrider.model.cuda.tree_attention import rows_per_tile, workspace_for
 from outrider.model.cuda.truncation import CutMemory, find_cuts
 from outrider.model.cuda.whole_text import SIZES, WIDTHS
 from outrider.model.cuda.workspace import Workspace
 from outrider.model.flight import Flight
-from outrider.model.segment import Segment
+from outrider.model.segment import Segment, wanted_rows
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +115,12 @@ class Graphs:
         self._landed = [torch.cuda.Event() for _ in range(STAGES)]
         self._launches = 0
         self.prompts: Prompts | None = None
+        self._long_pass: LongPass | None = None
+        if isinstance(forward, FusedModel) and not self.invariant:
+            self._long_pass = LongPass(
+                forward, self._group, self.table.device_table, self._work, self._choose, most,
+                Capture(device),
+            )  # fmt: skip
 
     def _choose(self, logits: Tensor, inputs: RowInputs) -> Tensor:
         """logits [rows, vocabulary] -> [rows] int64."""
@@ -126,9 +132,11 @@ class Graphs:
 
     def fits(self, segments: list[Segment]) -> bool:
         """Whether a graph can do this pass: few rows, below texts that the table has room for."""
-        rows = sum(map(len, segments))
-        return rows <= self.most_rows and all(
-            len(s) <= TREE_BITS and len(s.context) <= self.table.longest for s in segments
+        rows, most = [len(segment.tokens) for segment in segments], self.table.longest
+        return (
+            sum(rows) <= self.most_rows
+            and max(rows) <= TREE_BITS
+            and all(len(segment.context) <= most for segment in segments)
         )
 
     def capture_prompts(self) -> None:
@@ -158,17 +166,13 @@ class Graphs:
             len(s.context) + len(s) <= self.table.longest for s in segments
         )
 
-    def long_pass(
-        self, tokens: list[int], positions: list[int], wanted: list[int], step: Pass
-    ) -> Tensor | None:
-        """[wanted rows, vocabulary] of a pass too large for a graph, where the layers are fused and
-        may add up as is fastest."""
-        if not isinstance(self._forward, FusedModel) or self.invariant:
+    def long_pass(self, segments: list[Segment]) -> Flight | None:
+        """Start a pass that is too large for a graph, where the layers are fused and may add up as
+        is fastest."""
+        if self._long_pass is None or not self._long_pass.takes(segments):
             return None
-        inputs = prompt_inputs(tokens, positions, step.write_slots, self.table.device_table)
-        rows = torch.tensor(wanted, dtype=torch.int64, device=self.device)
         with torch.cuda.device(self.device):  # Triton launches on the current one
-            return self._forward.long_pass(inputs, step, rows, self._work)
+            return self._long_pass(segments)
 
     def launch(self, segments: list[Segment]) -> Flight:
         """Start the pass. A token below zero stands for the choice of row -1 - token of the pass
@@ -177,7 +181,7 @@ class Graphs:
             return self._launch(segments)
 
     def _launch(self, segments: list[Segment]) -> Flight:
-        rows = sum(map(len, segments))
+        rows = sum([len(segment.tokens) for segment in segments])
         bucket = bucket_of(rows)
         single = len(segments) == rows and not self.invariant  # where both are the same kernels
         graph = self._graph(bucket, single)
@@ -302,11 +306,4 @@ def bytes_of_graphs(
 
 def _wanted(segments: list[Segment]) -> list[int] | None:
     """Rows whose logits were asked for; None for all, as nearly always."""
-    if not any(segment.logits_from for segment in segments):
-        return None
-    wanted: list[int] = []
-    first = 0
-    for segment in segments:
-        wanted += range(first + segment.logits_from, first + len(segment))
-        first += len(segment)
-    return wanted
+    return wanted_rows(segments) if any(segment.logits_from for segment in segments) else None

@@ -54,18 +54,6 @@ class RowInputs:
         return self.packed[index * self.rows : (index + 1) * self.rows]
 
 
-def prompt_inputs(
-    tokens: list[int], positions: list[int], slots: Tensor, table: Tensor
-) -> RowInputs:
-    """For a long pass, whose attention needs none of the fields about trees. slots [rows]."""
-    inputs = RowInputs.of(len(tokens), False, table)
-    numbers = torch.tensor([tokens, positions], device=table.device)  # [2, rows]
-    inputs.packed[: 2 * len(tokens)] = numbers.flatten()
-    inputs.field(SLOT).copy_(slots)
-    inputs.field(ANCESTORS).fill_(1)  # no row is padding
-    return inputs
-
-
 def fill(
     packed: np.ndarray, rows: int, segments: list[Segment], lines: list[int], tile: int
 ) -> None:

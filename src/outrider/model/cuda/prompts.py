@@ -1,21 +1,18 @@
 """Prompts as CUDA graphs: read kernel by kernel, a text waits for hundreds of launches."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from outrider.model.cuda.capture import Capture
 from outrider.model.cuda.fused import FusedModel
-from outrider.model.cuda.inputs import FIELDS, RowInputs, fill
+from outrider.model.cuda.inputs import FIELDS, RowInputs
+from outrider.model.cuda.long_pass import Choose, choosing_of
 from outrider.model.cuda.whole_text import WholeText, size_for, sizes_for
 from outrider.model.cuda.workspace import Workspace
 from outrider.model.flight import Flight
 from outrider.model.segment import Segment
 
 AT_ONCE = 4  # texts of one pass: more of them are faster read together, launch by launch
-
-Choose = Callable[[Tensor, RowInputs], Tensor]  # logits [rows, vocabulary] -> [rows] int64
 
 
 class Prompt:
@@ -43,9 +40,7 @@ class Prompt:
     def __call__(self, segment: Segment) -> None:
         more = self.text.more_here
         more[0] = len(segment.context) + len(segment) - 1
-        end = Segment.chain([0], segment.slots[-1:], segment.context[:0], logits_from=0)
-        end.choosing = segment.choosing
-        fill(more[1:], 1, [end], lines=[0], tile=1)
+        more[1:] = choosing_of([segment])
         self.text.send(segment)
         self._replay()
 
