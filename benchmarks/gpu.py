@@ -26,7 +26,7 @@ from outrider.model.segment import Segment
 
 PROMPTS = Path(__file__).parents[1] / "src" / "outrider" / "bench" / "prompts.jsonl"
 LONG = 16384
-TURNS = 8  # of engines that are compared with 64 texts at once
+TURNS = 8  # of what is compared, one after the other, again and again
 OPTIONS: dict[str, dict[str, Any]] = {
     "top-p": {"temperature": 0.8, "top_p": 0.9, "seed": 1},
     "penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.2},
@@ -93,6 +93,15 @@ def with_options(llm: LLM, texts: list[str], tokens: int) -> dict[str, dict[str,
     return found
 
 
+def passes_in_turns(llm: LLM, shapes: dict[str, list[tuple[int, int]]]) -> dict[str, float]:
+    """Medians of turns of all: the device's clock is not the same from one second to the next."""
+    turns = [
+        {name: pass_milliseconds(llm, shape) for name, shape in shapes.items()}
+        for _ in range(TURNS)
+    ]
+    return {name: statistics.median(turn[name] for turn in turns) for name in shapes}
+
+
 @torch.inference_mode()
 def pass_milliseconds(llm: LLM, shapes: list[tuple[int, int]], repeats: int = 40) -> float:
     """Of passes over (context, rows) each, one after the other, the host never in the way."""
@@ -115,8 +124,15 @@ def pass_milliseconds(llm: LLM, shapes: list[tuple[int, int]], repeats: int = 40
     return start.elapsed_time(end) / repeats
 
 
-def idle_share(llm: LLM, text: str, tokens: int) -> float:
-    """Of the time between the first and the last kernel of a decode loop."""
+def idle_share(llm: LLM, texts: list[str], tokens: int) -> float:
+    """Of the time between the first and the last kernel of decode loops, one for each text."""
+    idle, total = map(sum, zip(*(idle_and_total(llm, text, tokens) for text in texts), strict=True))
+    return idle / total
+
+
+def idle_and_total(llm: LLM, text: str, tokens: int) -> tuple[float, float]:
+    """Microseconds. What was written for the text before is forgotten: it would be looked up."""
+    llm.engine.forget()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         written(llm, [text], tokens, 1)
     spans = sorted(
@@ -129,7 +145,8 @@ def idle_share(llm: LLM, text: str, tokens: int) -> float:
     for start, end in spans:
         busy += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    return 1 - busy / (reached - spans[0][0])
+    total = reached - spans[0][0]
+    return total - busy, total
 
 
 def measure(
@@ -153,7 +170,7 @@ def measure(
     shapes |= {f"{n} texts of 512": [(512, 1)] * n for n in (8, 64)}
     if plain.engine.max_model_len > LONG:
         shapes |= {f"{rows} rows, {LONG} of context": [(LONG, rows)] for rows in (1, 16)}
-    found["pass ms"] = {name: pass_milliseconds(plain, shape) for name, shape in shapes.items()}
+    found["pass ms"] = passes_in_turns(plain, shapes)
     auto = LLM(model, drafter, **options)  # type: ignore[arg-type]
     found["auto / plain"] = {}
     for category, several in prompts.items():
@@ -164,10 +181,11 @@ def measure(
         {"plain": plain, "auto": auto}, many, tokens, TURNS
     )
     found["auto, 64 at once"] = with_options(auto, many, tokens // 4)
+    firsts = [several[0] for several in prompts.values()]
     # Last: behind it, in the same process, `auto` was slower than in one without a profiler.
     found["idle share"] = {
-        "none": idle_share(plain, texts[0], tokens),
-        "auto": idle_share(auto, texts[0], tokens),
+        "none": idle_share(plain, firsts, tokens),
+        "auto": idle_share(auto, firsts, tokens),
     }
     return found
 

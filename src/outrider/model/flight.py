@@ -41,4 +41,5 @@ def joined(flights: list[Flight], whose: list[int], wanted: list[int]) -> Flight
     def landed() -> list[int]:
         return [token for part in in_order([wait() for wait in waits if wait]) for token in part]
 
-    return Flight(logits, None if None in waits else landed, hands_on=False)
+    known = None if None in waits else landed
+    return Flight(logits, known, False, all(flight.replayed for flight in flights))

@@ -20,8 +20,8 @@ class Scale(NamedTuple):
 
 # Up to so many parameters of the target. A larger one writes slower and fills more memory.
 ON_GPU = {
-    0.5e9: Scale(10_000, 2000, 128, 1.5),
-    2e9: Scale(10_000, 2000, 64),
+    0.5e9: Scale(16_384, 2000, 128, 1.5),
+    2e9: Scale(16_384, 2000, 64),
     5e9: Scale(8000, 1500, 32, 0.5),
     float("inf"): Scale(6000, 1500, 16, 0.5),
 }

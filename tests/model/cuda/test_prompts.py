@@ -115,10 +115,12 @@ def test_few_prompts_are_read_apart_and_many_together() -> None:
     short = prompt(4, 90, seed=2)
     among = Prompts.among
     some = object.__new__(Prompts)
+    some._prompts = {96: None}  # type: ignore[dict-item]
     assert among(some, [short, text, short, text]) == [1, 3]
     assert among(some, [text] * AT_ONCE) == [*range(AT_ONCE)]
     assert among(some, [text] * (AT_ONCE + 1)) == []
     assert among(some, [prompt(LENGTH, 1, seed=1)]) == []  # all its logits are wanted
+    assert among(some, [last(prompt(97, 1, seed=1))]) == []  # longer than any text was to be
 
 
 def test_flights_are_joined_in_the_order_of_segments() -> None:
@@ -130,4 +132,7 @@ def test_flights_are_joined_in_the_order_of_segments() -> None:
     got = joined([flight(10, 1), flight(20, 0), flight(30, 6)], whose, wanted)
     assert got.logits[:, 0].tolist() == [30, 31, 10, 32, 33, 34, 35]
     assert got.landed is not None and got.landed() == [30, 31, 10, 32, 33, 34, 35]
+    assert got.replayed and not got.hands_on
     assert joined([flight(1, 1), flight(2, 1, known=False)], [1, 0], [1, 1]).landed is None
+    eager = Flight(torch.ones(1, 1), replayed=False)
+    assert not joined([flight(1, 1), eager], [1, 0], [1, 1]).replayed

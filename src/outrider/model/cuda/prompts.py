@@ -62,8 +62,12 @@ class Prompts:
 
     def among(self, segments: list[Segment]) -> list[int]:
         """Which of these to read here; none where that is no gain."""
-        found = [i for i, segment in enumerate(segments) if _takes(segment)]
+        found = [i for i, segment in enumerate(segments) if self._takes(segment)]
         return found if len(found) <= AT_ONCE else []
+
+    def _takes(self, segment: Segment) -> bool:
+        last = len(segment) - 1
+        return segment.logits_from >= last and size_for(segment) in self._prompts
 
     def __call__(self, segment: Segment) -> Flight:
         """Start the pass over one of those; at most AT_ONCE before the first of them has landed."""
@@ -84,7 +88,3 @@ class Prompts:
             return chosen.tolist()
 
         return Flight(logits, landed=token)
-
-
-def _takes(segment: Segment) -> bool:
-    return size_for(segment) is not None and segment.logits_from >= len(segment) - 1
