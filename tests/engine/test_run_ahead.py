@@ -5,7 +5,9 @@ that slots, ends, aborts and preemption are tested without one.
 """
 
 import random
+from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +51,7 @@ class EagerGraphs:
         self.most_rows = 256
         self.largest = 0  # rows of a pass that was launched
         self.apart = 0  # prompts that were read in passes of their own
+        self.went_on = 0  # passes that were made of the one before them
 
     def fits(self, segments: list[Segment]) -> bool:
         return all(len(s) <= 64 and s.logits_from == 0 for s in segments)
@@ -83,11 +86,28 @@ class EagerGraphs:
             for row, (asked, drawn) in zip(logits, _noise(segments, logits.shape[1]), strict=True)
         ]
 
-        def landed(tokens: list[int] = self.previous, mine: int = self.launches) -> list[int]:
+        mine, tokens = self.launches, self.previous
+
+        def landed() -> list[int]:
             assert self.launches - mine <= 1, "the device keeps the tokens of two passes"
             return tokens
 
-        return Flight(logits, landed)
+        def go_on(kept: list[int], slots: list[int]) -> Flight:
+            """As the device does: it knows what the pass before read, and nothing newer."""
+            assert self.launches == mine
+            self.went_on += 1
+            return self.launch([_after(segments[row], row, slot) for row, slot in zip(kept, slots)])
+
+        single = all(len(segment) == 1 for segment in segments)
+        return Flight(logits, landed, go_on=go_on if single else None)
+
+
+def _after(segment: Segment, row: int, slot: int) -> Segment:
+    """One row later."""
+    assert segment.choosing is not None
+    context, asked = segment.context + segment.slots, segment.choosing
+    asked = asked._replace(position=asked.position + 1)
+    return Segment([-1 - row], [-1], array("q", [slot]), context, 0, segment.owner, asked)
 
 
 def _noise(segments: list[Segment], vocabulary: int) -> Iterator[tuple[Choosing, Tensor | float]]:
@@ -132,7 +152,7 @@ def test_the_text_is_that_of_waiting(models: Models, drafter: Any, count: int) -
     asked = greedy(count, max_tokens=24)
     llm, graphs = make_ahead(models, drafter)
     results = run(llm, asked)
-    assert graphs.ahead > 5
+    assert graphs.ahead > 5 and (graphs.went_on > 5 or drafter is not None)
     same_results(llm, asked, results, run(make_llm(models.target), asked))
     llm.engine.kv.check()
 
@@ -239,6 +259,20 @@ def test_texts_end_at_any_time(models: Models) -> None:
     assert graphs.ahead > 5
     same_results(llm, asked, results, run(make_llm(models.target), asked))
     assert llm.engine._ahead is None or llm.engine._ahead.still_wanted(llm.engine.scheduler) is None
+
+
+def test_a_prompt_whose_slots_are_replaced_is_read_where_it_is(models: Models) -> None:
+    """Two requests compute the same end of a prompt at once: one set of slots is kept, the other is
+    free again, and soon somebody else's."""
+    prompt = random_prompt(3, 12)
+    llm, graphs = make_ahead(models, max_num_seqs=6, kv_cache_tokens=120)
+    run(llm, [(prompt, SamplingParams(temperature=0, max_tokens=1))])  # all but its end is cached
+    asked = [(prompt, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))] * 3
+    asked += greedy(3, max_tokens=16, ignore_eos=True)
+    results = run(llm, asked)
+    assert graphs.went_on > 8
+    same_results(llm, asked, results, run(make_llm(models.target), asked))
+    llm.engine.kv.check()
 
 
 def test_a_text_that_reaches_its_length_holds_nobody_up(models: Models) -> None:
@@ -350,7 +384,7 @@ def test_prompts_are_read_apart_from_texts_being_written(
 
     def seen(segments: list[Segment]) -> Flight:
         passes.append([len(segment) for segment in segments])
-        return launch(segments)
+        return replace(launch(segments), go_on=None)  # so that all passes come by here
 
     monkeypatch.setattr(llm.engine.runner, "launch", seen)
     asked = [

@@ -86,9 +86,13 @@ class RunAhead:
     def _write_on(self, launched: Launched) -> Launched:
         """Without drafts."""
         work = launched.work
-        rows = launched.rows or range(len(work))
-        segments = [segment_ahead(item, row) for item, row in zip(work, rows, strict=True)]
-        flight = self.runner.launch(segments)
+        rows = launched.rows or list(range(len(work)))
+        go_on = launched.flight.go_on
+        if go_on is not None and launched.settled:
+            flight = go_on(rows, [item.sequence.request.reserved[-1] for item in work])
+        else:
+            segments = [segment_ahead(item, row) for item, row in zip(work, rows, strict=True)]
+            flight = self.runner.launch(segments)
         self.scheduler.wrote()
         items = [Work(item.sequence, 1, self._nodes(item.sequence)) for item in work]
         return Launched(items, [TokenTree.empty()] * len(items), flight, perf_counter())

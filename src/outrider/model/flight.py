@@ -7,6 +7,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+GoOn = Callable[[list[int], list[int]], "Flight"]
+
 
 @dataclass(eq=False)
 class Flight:
@@ -18,6 +20,9 @@ class Flight:
     landed: Callable[[], list[int]] | None = None
     hands_on: bool = True  # whether the next pass can read its choices on the device
     replayed: bool = True  # whether it was launched as graphs, where it chose tokens
+    # Starts the pass after this one, if none has started since: after each of these rows, the token
+    # that it will have chosen, in these slots. None where that needs segments.
+    go_on: GoOn | None = None
 
 
 Rows = TypeVar("Rows", bound=Sequence | Tensor)

@@ -23,7 +23,7 @@ def test_what_a_drafters_model_takes_is_not_the_hosts_time(
     drafting: Any = SimpleNamespace(policy=policy, measures=True, hurried=False)
     runner: Any = SimpleNamespace(runs_ahead=True)
     item: Any = SimpleNamespace(completes=True, rows=1, sequence=SimpleNamespace())
-    item.sequence.request = SimpleNamespace(slots=[1, 2, 3])
+    item.sequence.request = SimpleNamespace(slots=[1, 2, 3], output_ids=[1])
     flight: Any = SimpleNamespace(landed=None)
     clock = Stopwatch(runner, drafting)
     tree = TokenTree.chain([5, 6], "d")

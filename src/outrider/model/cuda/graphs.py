@@ -7,7 +7,7 @@ Graphs whose bits do not depend on the batch take up to 64 rows: our own product
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,10 +20,14 @@ from outrider.model.cuda.choice import choose
 from outrider.model.cuda.choice import workspace_for as choice_parts
 from outrider.model.cuda.fused import FusedModel
 from outrider.model.cuda.inputs import (
+    CONTEXT,
     FIELDS,
+    LINE,
+    SLOT,
     TREE_BITS,
     RowInputs,
     fill,
+    fill_next,
     updates_of,
 )
 from outrider.model.cuda.invariant_attention import workspace_for as path_parts
@@ -31,12 +35,12 @@ from outrider.model.cuda.linear import MOST_ROWS
 from outrider.model.cuda.linear import workspace_for as product_parts
 from outrider.model.cuda.long_pass import Choose, LongPass
 from outrider.model.cuda.prompts import Prompts
-from outrider.model.cuda.slot_table import SlotTable
+from outrider.model.cuda.slot_table import SlotTable, owners_of
 from outrider.model.cuda.tree_attention import rows_per_tile, workspace_for
 from outrider.model.cuda.truncation import CutMemory, find_cuts
 from outrider.model.cuda.whole_text import SIZES, WIDTHS
 from outrider.model.cuda.workspace import Workspace
-from outrider.model.flight import Flight
+from outrider.model.flight import Flight, GoOn
 from outrider.model.segment import Segment, wanted_rows
 
 log = logging.getLogger(__name__)
@@ -187,22 +191,61 @@ class Graphs:
         graph = self._graph(bucket, single)
         lines = self.table.lines_for(segments)
         places, slots = self.table.changes(segments, lines)
-        updates = updates_of(bucket)
-        if len(places) > updates:
+        if len(places) > updates_of(bucket):
             self.table.write(places, slots)
             places = slots = []
+        packed, array = self._next_stage(bucket)
+        fill(array, bucket, segments, lines, rows_per_tile(bucket, self._group, single))
+        _fill_updates(array[FIELDS * bucket :], places, slots)
+        self._send(graph, packed)
+        wanted = _wanted(segments)
+        flight = self._fly(graph, rows, wanted)
+        if single and wanted is None:
+            flight.go_on = self._after(owners_of(segments), array[: FIELDS * bucket])
+        return flight
+
+    def _after(self, owners: list[Hashable], fields: np.ndarray) -> GoOn | None:
+        """What goes on after the pass that has just been launched, which has one row of each of
+        these; None where the table has no room. fields [FIELDS * rows]: they stay where they are
+        until the pass after the next."""
+        launch, before = self._launches, fields.reshape(FIELDS, -1)
+        if before[CONTEXT].max() >= self.table.longest:
+            return None
+
+        def go_on(kept: list[int], slots: list[int]) -> Flight:
+            assert self._launches == launch, "another pass has been launched since"
+            with torch.cuda.device(self.device):
+                return self._launch_next([owners[row] for row in kept], before, kept, slots)
+
+        return go_on
+
+    def _launch_next(
+        self, owners: list[Hashable], before: np.ndarray, kept: list[int], slots: list[int]
+    ) -> Flight:
+        """before [FIELDS, rows of the pass before]."""
+        bucket = bucket_of(len(kept))
+        graph = self._graph(bucket, single=True)
+        packed, array = self._next_stage(bucket)
+        fill_next(array, bucket, before, kept, slots)
+        written = before[SLOT, kept]  # by the pass before: now a part of the context
+        places = before[LINE, kept] * self.table.longest + before[CONTEXT, kept]
+        _fill_updates(array[FIELDS * bucket :], places, written)
+        self.table.grows(owners, written.tolist())
+        self._send(graph, packed)
+        flight = self._fly(graph, len(kept), None)
+        flight.go_on = self._after(owners, array[: FIELDS * bucket])
+        return flight
+
+    def _next_stage(self, bucket: int) -> tuple[Tensor, np.ndarray]:
+        """A host buffer for the numbers of a pass, once its last copy is done."""
         self._launches += 1
         turn = self._launches % STAGES
         self._read[turn].synchronize()
-        packed, array = self._stage(turn, FIELDS * bucket + 2 * updates)
-        fill(array, bucket, segments, lines, rows_per_tile(bucket, self._group, single))
-        tail = array[FIELDS * bucket :]
-        tail[:] = 0  # entry 0 of the table belongs to the scrap line
-        tail[: len(places)] = places
-        tail[updates : updates + len(slots)] = slots
+        return self._stage(turn, FIELDS * bucket + 2 * updates_of(bucket))
+
+    def _send(self, graph: Graph, packed: Tensor) -> None:
         graph.inputs.packed.copy_(packed, non_blocking=True)
-        self._read[turn].record()
-        return self._fly(graph, rows, _wanted(segments))
+        self._read[self._launches % STAGES].record()
 
     def _stage(self, turn: int, size: int) -> tuple[Tensor, np.ndarray]:
         """The first numbers of a buffer, for the device and for the host: views made once, since
@@ -302,6 +345,16 @@ def bytes_of_graphs(
         logits += len(SIZES) * vocabulary * element
         work += SIZES[-1] * WIDTHS * width * element
     return work + table + rotations + logits + cuts
+
+
+def _fill_updates(
+    tail: np.ndarray, places: list[int] | np.ndarray, slots: list[int] | np.ndarray
+) -> None:
+    """tail [2 * updates]: where the table changes, and to what."""
+    most = len(tail) // 2
+    tail[:] = 0  # entry 0 of the table belongs to the scrap line
+    tail[: len(places)] = places
+    tail[most : most + len(slots)] = slots
 
 
 def _wanted(segments: list[Segment]) -> list[int] | None:

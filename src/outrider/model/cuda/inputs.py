@@ -72,6 +72,26 @@ def fill(
         _fill_choosing(packed[: FIELDS * rows].reshape(FIELDS, rows), segments)
 
 
+def fill_next(
+    packed: np.ndarray, rows: int, before: np.ndarray, kept: list[int], slots: list[int]
+) -> None:
+    """The same for the pass after one in which no sequence had more than one row: it goes on with
+    those of its rows that are `kept`, by the tokens that they choose, in these slots. before
+    [FIELDS, rows of that pass]."""
+    # No object is made for each sequence: with hundreds of them that takes longer than the pass.
+    count = len(kept)
+    fields = packed[: FIELDS * rows].reshape(FIELDS, rows)
+    fields[:, count:] = 0
+    now = fields[:, :count]
+    now[:] = before[:, kept]
+    now[TOKEN] = -1 - np.array(kept)
+    now[POSITION] += 1
+    now[CONTEXT] += 1
+    now[SLOT] = slots
+    now[SEGMENT] = now[TILE_FIRST] = np.arange(count)
+    now[OUTPUT_POSITION] += now[TEMPERATURE] != 0
+
+
 def _single(segments: list[Segment], lines: list[int]) -> dict[int, list[int]]:
     """The fields that are not about choices, where each sequence has one row."""
     contexts = [len(segment.context) for segment in segments]

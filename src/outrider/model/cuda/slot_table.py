@@ -29,7 +29,7 @@ class SlotTable:
 
     def lines_for(self, segments: list[Segment]) -> list[int]:
         """A line for each segment; the one it had before, where it is still there."""
-        return [self._line(segment.owner or id(segment.context)) for segment in segments]
+        return [self._line(owner) for owner in owners_of(segments)]
 
     def _line(self, owner: Hashable) -> int:
         line = self._lines.pop(owner, None)
@@ -58,6 +58,13 @@ class SlotTable:
             slots += context[known:]
         return places, slots
 
+    def grows(self, owners: list[Hashable], slots: list[int]) -> None:
+        """The pass to come writes one more slot into the line of each of these."""
+        new = array("q", slots).tobytes()
+        for i, owner in enumerate(owners):
+            line = self._line(owner)
+            self._sent[line] += new[BYTES * i : BYTES * (i + 1)]
+
     def holds(self, owner: Hashable, context: array) -> None:
         """The device itself has written this text into the owner's line, and something behind it
         that is not sure yet."""
@@ -69,6 +76,10 @@ class SlotTable:
         at = torch.tensor(places, dtype=torch.int64, device=device)
         values = torch.tensor(slots, dtype=torch.int32, device=device)
         self.device_table.view(-1)[at] = values
+
+
+def owners_of(segments: list[Segment]) -> list[Hashable]:
+    return [segment.owner or id(segment.context) for segment in segments]
 
 
 def _differing(before: bytes, now: bytes, slots: int) -> Iterable[int]:
