@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.eager_graphs import scores_of
 from tests.engine.helpers import Ask, Models, drafting, make_llm, random_prompt, run
-from tests.engine.test_run_ahead import _scores
 
 from outrider.core.params import SamplingParams
 from outrider.core.tree import depths_of
@@ -63,7 +63,7 @@ class FewRows:
             depths = depths_of(segment.parents)
             for depth in depths[segment.logits_from :]:
                 position = asked.position + depth - depths[segment.logits_from]
-                scores = _scores(logits[row].float(), asked)
+                scores = scores_of(logits[row].float(), asked)
                 if asked.temperature:
                     key = Key(asked.seed, asked.sample, position, Purpose.CHOICE)
                     scores = scores + noise(streams([key]), len(scores))[0]

@@ -5,14 +5,13 @@ that slots, ends, aborts and preemption are tested without one.
 """
 
 import random
-from array import array
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.engine.eager_graphs import EagerGraphs
 from tests.engine.helpers import (
     Ask,
     Models,
@@ -26,109 +25,14 @@ from torch import Tensor
 
 from outrider import verify
 from outrider.core.params import SamplingParams
-from outrider.core.tree import depths_of
 from outrider.engine.llm import LLM
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.scheduler import LONGEST_WAIT, WRITES_PER_READ
 from outrider.model.flight import Flight
-from outrider.model.runner import Runner
-from outrider.model.segment import Choosing, Segment
+from outrider.model.segment import Segment
 from outrider.sampling.counts import Counts
-from outrider.sampling.noise import Key, Purpose, noise, streams
 from outrider.sampling.process import process
 from outrider.sampling.rows import Row
-from outrider.sampling.truncate import truncate
-
-
-class EagerGraphs:
-    """Computes a pass at once, and hides its tokens until somebody asks for them."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self.previous: list[int] = []
-        self.ahead = 0  # passes that began with tokens unknown to the host
-        self.launches = 0
-        self.most_rows = 256
-        self.largest = 0  # rows of a pass that was launched
-        self.apart = 0  # prompts that were read in passes of their own
-        self.went_on = 0  # passes that were made of the one before them
-
-    def fits(self, segments: list[Segment]) -> bool:
-        return all(len(s) <= 64 and s.logits_from == 0 for s in segments)
-
-    def long_pass(self, *_: Any) -> None:
-        return None
-
-    def prompts_among(self, segments: list[Segment]) -> list[int]:
-        prompts = [i for i, s in enumerate(segments) if s.logits_from == len(s) - 1 > 6]
-        others = [s for i, s in enumerate(segments) if i not in prompts]
-        return prompts if self.fits(others) and len(prompts) < 3 else []
-
-    def read(self, prompt: Segment) -> Flight:
-        self.apart += 1
-        assert prompt.choosing is not None
-        logits = self.runner._forward([prompt])
-        end = Segment.chain([0], prompt.slots[-1:], prompt.context, 0)
-        end.choosing = prompt.choosing
-        [(asked, drawn)] = _noise([end], logits.shape[1])
-        token = int((_scores(logits[0], asked) + drawn).argmax())
-        return Flight(logits, lambda: [token])
-
-    def launch(self, segments: list[Segment]) -> Flight:
-        self.ahead += any(token < 0 for s in segments for token in s.tokens)
-        self.launches += 1
-        self.largest = max(self.largest, sum(map(len, segments)))
-        for segment in segments:
-            segment.tokens = [self.previous[-1 - t] if t < 0 else t for t in segment.tokens]
-        logits = self.runner._forward(segments)
-        self.previous = [
-            int((_scores(row, asked) + drawn).argmax())
-            for row, (asked, drawn) in zip(logits, _noise(segments, logits.shape[1]), strict=True)
-        ]
-
-        mine, tokens = self.launches, self.previous
-
-        def landed() -> list[int]:
-            assert self.launches - mine <= 1, "the device keeps the tokens of two passes"
-            return tokens
-
-        def go_on(kept: list[int], slots: list[int]) -> Flight:
-            """As the device does: it knows what the pass before read, and nothing newer."""
-            assert self.launches == mine
-            self.went_on += 1
-            return self.launch([_after(segments[row], row, slot) for row, slot in zip(kept, slots)])
-
-        single = all(len(segment) == 1 for segment in segments)
-        return Flight(logits, landed, go_on=go_on if single else None)
-
-
-def _after(segment: Segment, row: int, slot: int) -> Segment:
-    """One row later."""
-    assert segment.choosing is not None
-    context, asked = segment.context + segment.slots, segment.choosing
-    asked = asked._replace(position=asked.position + 1)
-    return Segment([-1 - row], [-1], array("q", [slot]), context, 0, segment.owner, asked)
-
-
-def _noise(segments: list[Segment], vocabulary: int) -> Iterator[tuple[Choosing, Tensor | float]]:
-    """Per row: how it chooses, and the noise of its output position."""
-    for segment in segments:
-        assert segment.choosing is not None
-        for depth in depths_of(segment.parents):
-            asked = segment.choosing
-            key = Key(asked.seed, asked.sample, asked.position + depth - 1, Purpose.CHOICE)
-            drawn = noise(streams([key]), vocabulary)[0] if asked.temperature else 0.0
-            yield asked, drawn
-
-
-def _scores(logits: Tensor, asked: Choosing) -> Tensor:
-    """logits [vocabulary] -> those that may be drawn."""
-    if not asked.temperature:
-        return logits
-    scores = (logits / asked.temperature)[None]
-    options = {"top_k": asked.top_k, "top_p": asked.top_p, "min_p": asked.min_p}
-    truncate(scores, [SamplingParams(temperature=asked.temperature, **options)])
-    return scores[0]
 
 
 def make_ahead(models: Models, drafter: Any = None, **options: Any) -> tuple[LLM, EagerGraphs]:
@@ -262,13 +166,13 @@ def test_texts_end_at_any_time(models: Models) -> None:
 
 
 def test_a_prompt_whose_slots_are_replaced_is_read_where_it_is(models: Models) -> None:
-    """Two requests compute the same end of a prompt at once: one set of slots is kept, the other is
+    """Requests compute the same end of a prompt at once: one set of slots is kept, the others are
     free again, and soon somebody else's."""
     prompt = random_prompt(3, 12)
-    llm, graphs = make_ahead(models, max_num_seqs=6, kv_cache_tokens=120)
-    run(llm, [(prompt, SamplingParams(temperature=0, max_tokens=1))])  # all but its end is cached
-    asked = [(prompt, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))] * 3
-    asked += greedy(3, max_tokens=16, ignore_eos=True)
+    llm, graphs = make_ahead(models)
+    run(llm, [(prompt[:-1], SamplingParams(temperature=0, max_tokens=1))])  # the end is missing
+    asked = [(prompt, SamplingParams(temperature=1, seed=i, max_tokens=16, ignore_eos=True))
+             for i in range(4)]  # fmt: skip
     results = run(llm, asked)
     assert graphs.went_on > 8
     same_results(llm, asked, results, run(make_llm(models.target), asked))

@@ -79,6 +79,7 @@ class Engine:
             self._rows(),
             self.drafting.most,
             self.runner.replayed_rows,
+            self.runner.reproducible,
         )
         self.counts = Counts(self.runner.vocabulary, self.loaded.device)
         self.intake = Intake(

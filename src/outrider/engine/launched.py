@@ -29,13 +29,15 @@ class Launched:
     # Then its trees have the right shape only, until the pass has landed and this tells the rest.
     guesses: Callable[[], dict[Request, TokenTree]] | None = None
     routine: bool = True  # whether nothing was built meanwhile that others will use again
-    # Whether all texts were being written when it was launched. The end of a prompt may have its
-    # slots replaced by others when its pass is committed. None: find out.
+    # Whether it only writes, and did so when it was launched: what ends a prompt, or a text that is
+    # read again, may have its slots replaced by others when its pass is committed. None: find out.
     settled: bool | None = None
 
     def __post_init__(self) -> None:
         if self.settled is None:
-            self.settled = all(item.sequence.request.output_ids for item in self.work)
+            self.settled = all(
+                item.rows == 1 and item.sequence.request.output_ids for item in self.work
+            )
         if self.shape == (0, 0):
             drafted = sum([len(tree.tokens) for tree in self.trees])
             self.shape = (len(self.work), drafted + sum([item.rows for item in self.work]))

@@ -37,6 +37,7 @@ class Scheduler:
         max_rows: int,
         most_nodes: Callable[[Request], int],
         replayed_rows: int = 0,
+        in_blocks: bool = False,
     ) -> None:
         self.kv = kv
         self.max_sequences = max_sequences
@@ -46,6 +47,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of arrival
         self.preemptions = 0
         self.replayed_rows = replayed_rows  # of the largest pass that is a captured graph
+        self.in_blocks = in_blocks  # whether larger ones are several such
         self._written = 0  # passes since the last one over prompts
         self._rows_left = 0  # of the pass being put together
         self._preempted: set[Sequence] = set()  # for it
@@ -184,9 +186,14 @@ class Scheduler:
                 rows_left -= budget
 
     def room(self, work: list[Work]) -> int:
-        """Nodes that may join a pass: where there are captured graphs, it stays one of them."""
-        most = min(self.max_rows, self.replayed_rows or self.max_rows)
-        return max(0, most - sum(item.rows for item in work))
+        """Nodes that may join a pass. One that is a captured graph stays one; with trees in them,
+        others would be the slowest passes there are, unless they are cut into graphs."""
+        rows = sum(item.rows for item in work)
+        if rows <= self.replayed_rows and all(item.rows <= TREE_BITS for item in work):
+            return min(self.max_rows, self.replayed_rows) - rows
+        if self.replayed_rows and not self.in_blocks:
+            return 0
+        return self.max_rows - rows
 
     def shrink(self) -> str | None:
         """Make passes smaller, for good; what was done about it, or None where nothing is left to

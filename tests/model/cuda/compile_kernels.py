@@ -122,7 +122,7 @@ def main() -> None:
             {"num_warps": text_attention.WARPS, "num_stages": text_attention.STAGES},
             WINDOW=70 if sinks else 0, SOFTCAP=3.0 if sinks else 0.0, SINKS=sinks, GROUP=6,
             SIZE=80, PADDED_SIZE=128, VALUE_SIZE=80, PADDED_VALUE_SIZE=128, TILE=64,
-            KEYS=64 if dtype == "bf16" else 32,
+            KEYS=text_attention.keys_of(128, 2 if dtype == "bf16" else 4),
         )  # fmt: skip
         compile_kernel(
             invariant_attention._attend_path, dtype, {"num_warps": invariant_attention.WARPS},

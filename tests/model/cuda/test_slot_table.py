@@ -3,6 +3,8 @@
 import random
 from array import array
 
+import pytest
+import torch
 from tests.model.cuda.passes import DEVICE
 
 from outrider.model.cuda.inputs import ancestor_bits
@@ -61,3 +63,28 @@ def test_what_the_device_wrote_is_known_up_to_the_text_and_no_further() -> None:
     table.holds(id(text), text[:4] + array("q", [77]))
     now = text[:4] + array("q", [77]) + text[5:]  # the same slots as were sent once
     assert table.changes([row(now, text)], [line])[1] == list(text[5:])
+
+
+def test_what_did_not_fit_into_memory_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = SlotTable(lines=2, longest=40, device=DEVICE)
+    text = array("q", range(10, 20))
+    lines = table.lines_for([row(text, text)])
+    changes = table.changes([row(text, text)], lines)
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(torch, "tensor", full)
+        table.write(*changes)
+    assert table.changes([row(text, text)], lines) == changes
+
+
+def test_a_line_that_another_has_taken_does_not_grow() -> None:
+    table = SlotTable(lines=1, longest=40, device=DEVICE)
+    lines = table.lines_for([row(array("q", [5]), table)])
+    table.grows([id(table)], lines, [6])
+    table.lines_for([row(array("q", [7]), lines)])
+    table.lines_for([row(array("q", [7]), DEVICE)])
+    with pytest.raises(AssertionError, match="another's"):
+        table.grows([id(table)], [2], [6])

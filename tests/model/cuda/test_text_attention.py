@@ -9,7 +9,13 @@ from tests.model.cuda.passes import DEVICE, randn
 from tests.model.cuda.test_tree_attention import expected
 
 from outrider.model.attention import LayerKV
-from outrider.model.cuda.text_attention import Texts, pairs_of, text_attention, tiles_of
+from outrider.model.cuda.text_attention import (
+    Texts,
+    keys_of,
+    pairs_of,
+    text_attention,
+    tiles_of,
+)
 from outrider.model.cuda.tree_attention import Options
 from outrider.model.segment import Segment
 
@@ -88,6 +94,12 @@ def test_low_precision(dtype: torch.dtype) -> None:
     if DEVICE.type == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies the bits of bfloat16 as integers")
     check([(90, 30), (0, 40)], heads=12, size=64, dtype=dtype)
+
+
+def test_blocks_of_wide_heads_have_fewer_keys() -> None:
+    """So that two of them fit into the memory of any multiprocessor."""
+    assert [keys_of(size, 2) for size in (16, 64, 128, 256)] == [64, 64, 64, 32]
+    assert [keys_of(size, 4) for size in (16, 64, 128, 256)] == [64, 64, 32, 16]
 
 
 def test_every_row_is_in_one_tile() -> None:

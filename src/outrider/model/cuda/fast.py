@@ -89,20 +89,14 @@ def fast_passes(
 
 
 def _error(graphs: Graphs, forward: Forward) -> float:
-    """Of a prompt, of several texts that go on, of a tree, of a lone row beside that, of many rows:
-    against the plain way."""
+    """Of a tree below a prompt, of a lone row beside that, of many rows: against the plain way."""
     context = array("q", range(1, CONTEXT + 1))
     tokens = [(7 * i + 3) % 97 for i in range(CONTEXT)]
-    prompt = Segment.chain(tokens, context, array("q"), logits_from=CONTEXT - 9)
-    rest = Segment.chain(tokens[9:], context[9:], context[:9], logits_from=CONTEXT - 18)
     slots = array("q", range(CONTEXT + 1, CONTEXT + 1 + len(TREE)))
     segment = Segment([5, 8, 13, 21, 34, 55], TREE, slots, context, logits_from=0)
     short = Segment.chain([5], array("q", [CONTEXT + 7]), context[:9], logits_from=0)
+    forward([Segment.chain(tokens, context, array("q"), logits_from=CONTEXT)])
     worst = 0.0
-    for segments in ([prompt], [rest, short]):
-        expected = forward(segments).float()
-        if (flight := graphs.long_pass(segments)) is not None:
-            worst = max(worst, difference(flight.logits.float(), expected))
     several = [[segment] * 4, [segment] * 8]  # whose products are other kernels
     for segments in ([segment], [short], [segment, short], *several):
         expected = forward(segments).float()
@@ -112,19 +106,50 @@ def _error(graphs: Graphs, forward: Forward) -> float:
 
 
 def _add_prompts(graphs: Graphs, forward: Forward, allowed: float) -> None:
-    """Have prompts read by graphs too, if they come out right: beside a context, and without."""
-    try:
-        graphs.capture_prompts()
-        error = _prompt_error(graphs, forward) if graphs.prompts else 0.0
-        problem = f"they differed by {error:.1e}" if error > allowed else ""
-    except Exception as raised:  # compilers and drivers fail in ways of their own
-        problem = str(raised) or type(raised).__name__
-    if problem:
+    """Have prompts read by the same layers too, many together and few by graphs, if they come out
+    right."""
+
+    def problem(add: Callable[[], None], error: Callable[[], float]) -> str:
+        try:
+            add()
+            found = error()
+        except Exception as raised:  # compilers and drivers fail in ways of their own
+            return str(raised) or type(raised).__name__
+        return f"they differed by {found:.1e}" if found > allowed else ""
+
+    if said := problem(graphs.read_together, lambda: _together_error(graphs, forward)):
+        graphs.together = None
+        log.warning("many prompts are read by the module: together, %s", said)
+    if said := problem(graphs.capture_prompts, lambda: _prompt_error(graphs, forward)):
         graphs.prompts = None
-        log.warning("prompts are read kernel by kernel: as graphs, %s", problem)
+        log.warning("prompts are read kernel by kernel: as graphs, %s", said)
+
+
+def _together_error(graphs: Graphs, forward: Forward) -> float:
+    """Of a text alone, and of several, which go on behind what is cached."""
+    if graphs.together is None:
+        return 0.0
+    slots = array("q", range(1, CONTEXT + 2))
+    tokens = [(7 * i + 3) % 97 for i in range(CONTEXT)]
+    whole = Segment.chain(tokens, slots[:CONTEXT], slots[:0], CONTEXT - 1)
+    rest = Segment.chain(tokens[9:], slots[9:CONTEXT], slots[:9], CONTEXT - 10)
+    row = Segment.chain([5], slots[CONTEXT:], slots[:9], logits_from=0)
+    worst = 0.0
+    for segments in ([whole], [rest, row]):
+        expected = forward(segments).float()
+        flight = graphs.together(segments)
+        assert flight.landed is not None
+        logits, chosen = flight.logits.float(), flight.landed()
+        worst = max(worst, difference(logits, expected))
+        best, theirs = logits.amax(1), logits[range(len(chosen)), chosen]
+        if not bool((best == theirs).all()):  # several may be the best in low precision
+            raise RuntimeError("the tokens they choose are not the likeliest")
+    return worst
 
 
 def _prompt_error(graphs: Graphs, forward: Forward) -> float:
+    if graphs.prompts is None:
+        return 0.0
     slots = array("q", range(1, CONTEXT + 1))
     tokens = [(7 * i + 3) % 97 for i in range(CONTEXT)]
     expected = forward([Segment.chain(tokens, slots, slots[:0], CONTEXT - 1)]).float()

@@ -119,12 +119,7 @@ class Graphs:
         self._landed = [torch.cuda.Event() for _ in range(STAGES)]
         self._launches = 0
         self.prompts: Prompts | None = None
-        self._long_pass: LongPass | None = None
-        if isinstance(forward, FusedModel) and not self.invariant:
-            self._long_pass = LongPass(
-                forward, self._group, self.table.device_table, self._work, self._choose, most,
-                Capture(device),
-            )  # fmt: skip
+        self.together: LongPass | None = None
 
     def _choose(self, logits: Tensor, inputs: RowInputs) -> Tensor:
         """logits [rows, vocabulary] -> [rows] int64."""
@@ -150,6 +145,14 @@ class Graphs:
             table, cuda = self.table.device_table, Capture(self.device)
             self.prompts = Prompts(model, table, self._work, self._choose, cuda)
 
+    def read_together(self) -> None:
+        """From now on passes over many rows go by the fused layers as well, where these may add up
+        as is fastest."""
+        model, table = self._forward, self.table.device_table
+        if isinstance(model, FusedModel) and not model.invariant:
+            choices, cuda = (self._choose, self.most_rows), Capture(self.device)
+            self.together = LongPass(model, self._group, table, self._work, *choices, cuda)
+
     def prompts_among(self, segments: list[Segment]) -> list[int]:
         """Which of these to `read` apart, so that the rest is a pass over few rows, if anything;
         none where that cannot be."""
@@ -171,12 +174,11 @@ class Graphs:
         )
 
     def long_pass(self, segments: list[Segment]) -> Flight | None:
-        """Start a pass that is too large for a graph, where the layers are fused and may add up as
-        is fastest."""
-        if self._long_pass is None or not self._long_pass.takes(segments):
+        """Start a pass that is too large for a graph; None where it must go by the module."""
+        if self.together is None or not self.together.takes(segments):
             return None
         with torch.cuda.device(self.device):  # Triton launches on the current one
-            return self._long_pass(segments)
+            return self.together(segments)
 
     def launch(self, segments: list[Segment]) -> Flight:
         """Start the pass. A token below zero stands for the choice of row -1 - token of the pass
@@ -227,10 +229,10 @@ class Graphs:
         graph = self._graph(bucket, single=True)
         packed, array = self._next_stage(bucket)
         fill_next(array, bucket, before, kept, slots)
-        written = before[SLOT, kept]  # by the pass before: now a part of the context
-        places = before[LINE, kept] * self.table.longest + before[CONTEXT, kept]
+        written, lines = before[SLOT, kept], before[LINE, kept]  # a part of the context by now
+        places = lines * self.table.longest + before[CONTEXT, kept]
         _fill_updates(array[FIELDS * bucket :], places, written)
-        self.table.grows(owners, written.tolist())
+        self.table.grows(owners, lines.tolist(), written.tolist())
         self._send(graph, packed)
         flight = self._fly(graph, len(kept), None)
         flight.go_on = self._after(owners, array[: FIELDS * bucket])

@@ -45,14 +45,14 @@ class LongPass:
         wanted = wanted_rows(segments)
         ends = [segment for segment in segments if segment.logits_from < len(segment)]
         chooses = len(wanted) == len(ends) <= self._most_choices  # one row each
-        parts = [
-            _rows_of(segments),
+        parts = [  # first what kernels of ours read: they are compiled for aligned tensors
             tiles_of(segments, self._group).ravel(),
             np.concatenate([np.array(part) for s in segments for part in (s.context, s.slots)]),
+            _rows_of(segments),
             np.array(wanted, dtype=np.int64),
             choosing_of(ends) if chooses else np.empty(0, dtype=np.int64),
         ]
-        fields, tiles, slots, last, choosing = self._send(parts)
+        tiles, slots, fields, last, choosing = self._send(parts)
         inputs = RowInputs.of(rows, False, self._table)
         inputs.packed[: len(fields)] = fields
         inputs.field(ANCESTORS).fill_(1)  # no row is padding
@@ -64,7 +64,7 @@ class LongPass:
         if not wanted:
             return Flight(logits, landed=list, hands_on=False, replayed=False)
         chosen = self._cuda.host_memory(len(wanted), torch.int64)
-        inputs = RowInputs(len(wanted), True, choosing, self._table)
+        inputs = RowInputs(len(wanted), True, choosing.clone(), self._table)
         chosen.copy_(self._choose(logits, inputs), non_blocking=True)
         landed = self._cuda.mark()
 

@@ -15,8 +15,8 @@ BYTES = 8  # of a slot id in a segment's context
 
 class SlotTable:
     """One line per sequence. The host remembers what it has sent, so that a pass sends what
-    differs: as a rule the slots of the last pass's tokens. Nothing relies on how a text has
-    changed, nor on what a line held before."""
+    differs: as a rule the slots of the last pass's tokens. How a text has changed does not matter;
+    but where it has not, but for its growth, `grows` and `holds` take somebody's word for it."""
 
     def __init__(self, lines: int, longest: int, device: torch.device) -> None:
         self.device_table: Tensor = torch.zeros(  # [1 + lines, longest] int32; line 0 is scrap
@@ -58,11 +58,11 @@ class SlotTable:
             slots += context[known:]
         return places, slots
 
-    def grows(self, owners: list[Hashable], slots: list[int]) -> None:
+    def grows(self, owners: list[Hashable], lines: list[int], slots: list[int]) -> None:
         """The pass to come writes one more slot into the line of each of these."""
         new = array("q", slots).tobytes()
-        for i, owner in enumerate(owners):
-            line = self._line(owner)
+        for i, (owner, line) in enumerate(zip(owners, lines, strict=True)):
+            assert self._line(owner) == line, "the line is another's by now"
             self._sent[line] += new[BYTES * i : BYTES * (i + 1)]
 
     def holds(self, owner: Hashable, context: array) -> None:
@@ -73,9 +73,14 @@ class SlotTable:
     def write(self, places: list[int], slots: list[int]) -> None:
         """Many changes at once, by a copy of their own: a prompt has just been read."""
         device = self.device_table.device
-        at = torch.tensor(places, dtype=torch.int64, device=device)
-        values = torch.tensor(slots, dtype=torch.int32, device=device)
-        self.device_table.view(-1)[at] = values
+        try:
+            at = torch.tensor(places, dtype=torch.int64, device=device)
+            values = torch.tensor(slots, dtype=torch.int32, device=device)
+            self.device_table.view(-1)[at] = values
+        except torch.OutOfMemoryError:  # the engine goes on, and sends them again
+            for line in {place // self.longest for place in places}:
+                self._sent[line] = b""
+            raise
 
 
 def owners_of(segments: list[Segment]) -> list[Hashable]:

@@ -22,7 +22,8 @@ from outrider.model.cuda.tree_attention import (
 from outrider.model.segment import Segment
 
 PAIRS = 64  # (row, head) pairs of a tile
-KEYS = 64  # per block
+MOST_KEYS = 64  # per block
+BLOCK = 16384  # bytes of a block of keys at most: two blocks of keys and values fit everywhere
 WARPS = 4
 STAGES = 2
 
@@ -37,6 +38,11 @@ class Texts(NamedTuple):
 def pairs_of(group: int) -> int:
     """(row, head) pairs of a tile, at `group` query heads per key head."""
     return max(PAIRS, triton.next_power_of_2(group))
+
+
+def keys_of(size: int, element: int) -> int:
+    """Keys per block, of heads of so many elements, padded, of so many bytes each."""
+    return max(16, min(MOST_KEYS, BLOCK // (size * element)))
 
 
 def tiles_of(segments: list[Segment], group: int) -> np.ndarray:
@@ -66,6 +72,7 @@ def text_attention(
     kv_heads, value_size = values.shape[1], values.shape[2]
     group = heads // kv_heads
     out = torch.empty(rows, heads, value_size, dtype=query.dtype, device=query.device)
+    padded_size = max(16, triton.next_power_of_2(size))
     _attend_texts[(len(texts.tiles), kv_heads)](
         query, keys, values, texts.tiles, texts.slots, out,
         options.sinks if options.sinks is not None else query,
@@ -73,9 +80,9 @@ def text_attention(
         values.stride(0), values.stride(1),
         WINDOW=options.window or 0, SOFTCAP=options.softcap or 0.0,
         SINKS=options.sinks is not None, GROUP=group, SIZE=size,
-        PADDED_SIZE=max(16, triton.next_power_of_2(size)), VALUE_SIZE=value_size,
+        PADDED_SIZE=padded_size, VALUE_SIZE=value_size,
         PADDED_VALUE_SIZE=max(16, triton.next_power_of_2(value_size)),
-        TILE=pairs_of(group), KEYS=KEYS if query.element_size() == 2 else KEYS // 2,
+        TILE=pairs_of(group), KEYS=keys_of(padded_size, query.element_size()),
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out
