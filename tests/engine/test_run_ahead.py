@@ -304,6 +304,21 @@ def test_prompts_are_read_apart_from_texts_being_written(
     assert WRITES_PER_READ + 1 in between
 
 
+def test_passes_are_drafted_for_that_are_graphs_or_cut_into_them(models: Models) -> None:
+    scheduler = make_llm(models.target).engine.scheduler
+    scheduler.max_rows = 512
+
+    def room(*rows: int) -> int:
+        return scheduler.room([SimpleNamespace(rows=n) for n in rows])  # type: ignore[misc]
+
+    assert room(1, 1) == 510 and room(1, 65) == 446  # without graphs
+    scheduler.replayed_rows = 128
+    assert room(1, 1) == 126 and room(1, 64) == 63
+    assert room(1, 65) == 0 and room(*[1] * 130) == 0  # a prompt beside it; too many
+    scheduler.in_blocks = True
+    assert room(*[1] * 130) == 382
+
+
 @pytest.mark.parametrize(
     ("writers", "prompts", "tokens", "wait"),
     [
