@@ -3,18 +3,15 @@ numbers and the slot table that would have reached the device, and from nothing 
 
 from array import array
 from math import exp
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 from tests.engine.eager_graphs import chosen
+from tests.model.cuda.host_side import HostSide
 
-from outrider.model.cuda.graphs import BUCKETS, Graphs
 from outrider.model.cuda.inputs import (
     ANCESTORS,
     CONTEXT,
-    FIELDS,
     LINE,
     LOG_MIN_P,
     OUTPUT_POSITION,
@@ -26,28 +23,17 @@ from outrider.model.cuda.inputs import (
     TOKEN,
     TOP_K,
     TOP_P,
-    RowInputs,
-    updates_of,
 )
-from outrider.model.cuda.slot_table import SlotTable
 from outrider.model.flight import Flight
 from outrider.model.runner import Runner
 from outrider.model.segment import LIKELIEST, Choosing, Segment
 
 
-class PackedGraphs(Graphs):
+class PackedGraphs(HostSide):
     def __init__(self, runner: Runner, lines: int, longest: int) -> None:
-        self.runner, self.device = runner, runner.device
-        self.invariant, self.most_rows = False, BUCKETS[-1]
-        self.prompts = self.together = None
         layer = runner.layers[0]
-        self._shape = (layer.heads, layer.kv_heads, layer.value_head_size)
-        self.table = SlotTable(lines, longest, self.device)
-        size = FIELDS * self.most_rows + 2 * updates_of(self.most_rows)
-        self._staging = [torch.zeros(size, dtype=torch.int64) for _ in range(2)]
-        self._stages, self._launches = {}, 0
-        idle: Any = SimpleNamespace(synchronize=lambda: None, record=lambda: None)
-        self._read = [idle, idle]
+        super().__init__(layer.heads, layer.kv_heads, lines, longest, runner.device)
+        self.runner = runner
         self.chosen: list[int] = []  # by the last pass
         self.went_on = 0  # passes that were made of the one before them
 
@@ -55,14 +41,8 @@ class PackedGraphs(Graphs):
         self.went_on += 1
         return super()._launch_next(*arguments)
 
-    def _graph(self, rows: int, single: bool) -> Any:
-        return SimpleNamespace(inputs=RowInputs.of(rows, single, self.table.device_table))
-
     def _fly(self, graph: Any, rows: int, wanted: list[int] | None) -> Flight:
-        fields, tail = np.split(graph.inputs.packed.numpy(), [FIELDS * graph.inputs.rows])
-        places, slots = torch.from_numpy(tail.copy()).chunk(2)
-        self.table.device_table.view(-1)[places] = slots.int()
-        segments, asked = self._segments(fields.reshape(FIELDS, -1)[:, :rows])
+        segments, asked = self._segments(self.received(graph, rows))
         logits = self.runner._forward(segments)  # [rows, vocabulary]
         tokens = self.chosen = chosen(logits, asked)
         mine = self._launches

@@ -4,17 +4,15 @@ import random
 from array import array
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.model.cuda.host_side import HostSide
 from tests.model.cuda.passes import DEVICE
 
-from outrider.model.cuda.graphs import Graphs
-from outrider.model.cuda.inputs import FIELDS, TEMPERATURE, RowInputs, updates_of
-from outrider.model.cuda.slot_table import SlotTable
+from outrider.model.cuda.inputs import TEMPERATURE
 from outrider.model.flight import Flight
 from outrider.model.segment import LIKELIEST, Choosing, Segment
 
@@ -22,30 +20,15 @@ LONGEST = 24
 DRAWN = Choosing(temperature=0.7, seed=1 << 63, sample=1, position=3, top_k=5, top_p=0.9)
 
 
-class HostSide(Graphs):
-    """Fills buffers as `Graphs` does, and runs nothing: what would have reached the device is in
-    `sent`, and what its table would hold in `table`."""
+class Listening(HostSide):
+    """Runs nothing: what would have reached the device is in `sent`."""
 
     def __init__(self) -> None:
-        self.invariant, self.most_rows, self._shape = False, 256, (4, 2, 8)
-        self.table = SlotTable(lines=8, longest=LONGEST, device=DEVICE)
-        self.device = DEVICE
-        size = FIELDS * 64 + 2 * updates_of(64)
-        self._staging = [torch.zeros(size, dtype=torch.int64) for _ in range(2)]
-        self._stages, self._launches = {}, 0
-        idle: Any = SimpleNamespace(synchronize=lambda: None, record=lambda: None)
-        self._read = [idle, idle]
+        super().__init__(4, 2, lines=8, longest=LONGEST, device=DEVICE)
         self.sent: list[np.ndarray] = []
 
-    def _graph(self, rows: int, single: bool) -> Any:
-        return SimpleNamespace(inputs=RowInputs.of(rows, single, self.table.device_table))
-
     def _fly(self, graph: Any, rows: int, wanted: list[int] | None) -> Flight:
-        packed = graph.inputs.packed.cpu().numpy()
-        fields, tail = np.split(packed, [FIELDS * graph.inputs.rows])
-        places, slots = np.split(tail, 2)
-        self.table.write(places.tolist(), slots.tolist())
-        self.sent.append(fields.reshape(FIELDS, -1)[:, :rows].copy())
+        self.sent.append(self.received(graph, rows))
         return Flight(torch.empty(0))
 
 
@@ -74,7 +57,7 @@ def one_later(segment: Segment, row: int, slot: int) -> Segment:
     return replace(segment, tokens=[-1 - row], slots=slots, context=context, choosing=asked)
 
 
-def meant(graphs: HostSide) -> np.ndarray:
+def meant(graphs: Listening) -> np.ndarray:
     """[FIELDS, rows] of the last pass, but for how a greedy row would draw."""
     fields = graphs.sent[-1].copy()
     fields[TEMPERATURE + 1 :, fields[TEMPERATURE] == 0] = 0
@@ -83,7 +66,7 @@ def meant(graphs: HostSide) -> np.ndarray:
 
 def test_it_says_what_segments_would_say() -> None:
     """Pass after pass, while texts leave; then one of segments again."""
-    went_on, told = HostSide(), HostSide()
+    went_on, told = Listening(), Listening()
     now, rng = texts(7, before=3), random.Random(0)
     flight = went_on._launch(now)
     told._launch(now)
@@ -105,14 +88,14 @@ def test_it_says_what_segments_would_say() -> None:
 
 
 def test_it_does_not_outgrow_its_line() -> None:
-    graphs = HostSide()
+    graphs = Listening()
     flight = graphs._launch(texts(1, before=LONGEST - 1))
     assert flight.go_on is not None
     assert flight.go_on([0], [9]).go_on is None
 
 
 def test_only_passes_of_single_rows_whose_logits_are_all_wanted_go_on() -> None:
-    graphs = HostSide()
+    graphs = Listening()
     pair = Segment([3, 4], [-1, 0], array("q", [1, 2]), array("q"), 0, owner=1)
     assert graphs._launch([pair]).go_on is None
     silent = replace(texts(1, before=3)[0], logits_from=1)
@@ -120,7 +103,7 @@ def test_only_passes_of_single_rows_whose_logits_are_all_wanted_go_on() -> None:
 
 
 def test_it_is_the_last_pass_that_goes_on() -> None:
-    graphs = HostSide()
+    graphs = Listening()
     first = graphs._launch(texts(2, before=3))
     graphs._launch(texts(3, before=3))
     assert first.go_on is not None
