@@ -164,7 +164,7 @@ def test_the_policy_decides_and_changes_no_text(
 ) -> None:
     texts = asked(4, 48)
     plain = expect(models, texts, monkeypatch, right)
-    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"]}]}
+    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"], "tree": "chain"}]}
     llm, graphs = make_followed(models.target, config)
     if always:
         llm.engine.policy.draft_always()
@@ -235,7 +235,7 @@ def test_a_cached_prompt_that_joins_keeps_its_text(
         for i in range(5)
     ]
     plain = expect(models, texts, monkeypatch)
-    config = {"method": "auto", "drafters": [{"model": heads["eagle3"]}]}
+    config = {"method": "auto", "drafters": [{"model": heads["eagle3"], "tree": "chain"}]}
     llm, graphs = make_followed(models.target, config, max_num_seqs=2)
     llm.engine.policy.draft_always()
     results = run(llm, texts)
@@ -253,7 +253,7 @@ def test_one_with_drafts_leaves_one_without(
         ask(3, 60, speculation={"method": "suffix"}),
     ]
     plain = expect(models, texts, monkeypatch, right=[4])
-    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"]}]}
+    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"], "tree": "chain"}]}
     llm, graphs = make_followed(models.target, config)
     monkeypatch.setattr(llm.engine.policy, "goes_on", lambda *_: True)
     results = run(llm, texts)
@@ -266,7 +266,7 @@ def test_what_the_host_had_drafted_is_learned_from_though_no_round_follows(
 ) -> None:
     texts = asked(2, 30)
     expect(models, texts, monkeypatch, right=[4])
-    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"]}]}
+    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"], "tree": "chain"}]}
     llm, graphs = make_followed(models.target, config)
     policy, lessons = llm.engine.policy, []
     policy.draft_always()
@@ -324,7 +324,7 @@ def test_lookups_are_asked_for_as_many_texts_as_there_is_time_for(
     """While drafts follow each other, in turn: the host must keep up with the device."""
     texts = asked(4, 48)
     plain = expect(models, texts, monkeypatch, [4, 8, 2])
-    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"]}]}
+    config = {"method": "auto", "drafters": ["suffix", {"model": heads["eagle3"], "tree": "chain"}]}
     llm, graphs = make_followed(models.target, config)
     drafting = llm.engine.drafting
     drafting.policy.draft_always()  # a pass takes a second

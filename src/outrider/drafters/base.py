@@ -10,6 +10,7 @@ from outrider.core.errors import ConfigError, unknown_name
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import Span, Verdict
+from outrider.drafters.shapes import Shape
 from outrider.model.features import Features, Tap
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
@@ -113,9 +114,14 @@ class Drafter:
         """Such a draft has begun, and has read what of the text is new: from token `start` on."""
 
     def depth(self, nodes: int) -> int:
-        """How deep a tree of so many nodes will be, about: a chain, unless a drafter says other.
-        What a draft can gain, and what it costs where each level is a pass, goes by its depth."""
+        """How deep a tree of so many nodes will be: a chain, unless a drafter says other. What a
+        draft can gain, and what it costs where each level is a pass, goes by its depth."""
         return nodes
+
+    def outlines(self, nodes: int) -> list[Shape]:
+        """Of a drafter that may be asked for trees of any depth: for depth 1, 2, … what a tree of
+        so many nodes will look like, about, its best nodes first."""
+        return []
 
     def option(self, name: str) -> Any:
         return self.config.options.get(name, self.options[name])
@@ -130,6 +136,10 @@ class Drafter:
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
         """One tree per request, of at most its budget of nodes. Changes no request."""
         raise NotImplementedError
+
+    def propose_to(self, batch: list[Request], budgets: list[int], depth: int) -> list[TokenTree]:
+        """The same, no deeper than that, where `outlines` leave the depth open."""
+        return self.propose(batch, budgets)
 
     def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
         """What the target said to this drafter's proposals as they were checked: cut, perhaps, but

@@ -12,7 +12,7 @@ from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.candidates import Found, candidates
 from outrider.drafters.growth import Draft, Grown, Planned
 from outrider.drafters.ranks import MeasuredShapes
-from outrider.drafters.shapes import chain, described
+from outrider.drafters.shapes import Shape, chain, described
 from outrider.model.loading import LoadedModel
 from outrider.sampling.counts import Counts
 from outrider.sampling.process import process
@@ -40,7 +40,7 @@ class GrowingDrafter(Drafter):
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)
         self.measured = MeasuredShapes()
-        self._tree = config.options.get("tree", "chain")
+        self._tree = config.options.get("tree") or self._usual_tree(target)
         self._depth: int = config.options.get("depth") or DEPTH
         self._shape = None
         if self._tree in MEASURED:
@@ -73,6 +73,10 @@ class GrowingDrafter(Drafter):
 
     # ---- what a subclass gives ----
 
+    def _usual_tree(self, target: LoadedModel) -> str:
+        """Where none is asked for."""
+        return "chain"
+
     def _deepest(self, request: Request) -> int:
         """How deep a tree may be below the request's text."""
         raise NotImplementedError
@@ -94,7 +98,15 @@ class GrowingDrafter(Drafter):
         return self._pass(drafts)
 
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
-        drafts = [self._begin(r, budget) for r, budget in zip(batch, budgets, strict=True)]
+        return self._grow(batch, budgets, self._depth)
+
+    def propose_to(self, batch: list[Request], budgets: list[int], depth: int) -> list[TokenTree]:
+        if self._tree not in MEASURED:
+            return self.propose(batch, budgets)
+        return self._grow(batch, budgets, depth)
+
+    def _grow(self, batch: list[Request], budgets: list[int], depth: int) -> list[TokenTree]:
+        drafts = [self._begin(r, budget, depth) for r, budget in zip(batch, budgets, strict=True)]
         active = [draft for draft in drafts if draft.frontier]
         if active:
             self._extend(active, self.level(active))
@@ -111,27 +123,26 @@ class GrowingDrafter(Drafter):
         self.measured = MeasuredShapes()
 
     def depth(self, nodes: int) -> int:
-        if self._tree == "chain":
-            return nodes
         if self._shape is not None:
-            shape = self._shape
-        elif self._tree == "optimal":
-            shape = self.measured.shape(nodes, self._depth, self.pass_seconds)
-        else:  # tokens decide; by and large, as acceptance is
-            shape = self.measured.likeliest(nodes, self._depth)
-        return max(shape.depths[:nodes], default=0)  # the best nodes come first
+            return max(self._shape.depths[:nodes], default=0)  # the best nodes come first
+        return nodes if self._tree == "chain" else min(nodes, self._depth)
 
-    def _begin(self, request: Request, budget: int) -> Draft:
+    def outlines(self, nodes: int) -> list[Shape]:
+        if self._tree not in MEASURED:
+            return []
+        deepest = min(nodes, self._depth)
+        return [self.measured.likeliest(nodes, depth) for depth in range(1, deepest + 1)]
+
+    def _begin(self, request: Request, budget: int, depth: int) -> Draft:
         deepest = max(0, self._deepest(request))
         if self._tree == "confidence":
-            return Grown(request, budget, min(self._depth, deepest))
+            return Grown(request, budget, min(depth, deepest))
         if self._tree == "chain":
             shape = chain(min(budget, deepest))
         elif self._shape is not None:
             shape = self._shape.cut(budget, deepest)
         else:
-            depth = min(self._depth, deepest)
-            shape = self.measured.shape(budget, depth, self.pass_seconds)
+            shape = self.measured.shape(budget, min(depth, deepest), self.pass_seconds)
         return Planned(request, shape)
 
     def _extend(self, drafts: list[Draft], logits: Tensor) -> None:

@@ -81,6 +81,13 @@ class TrainedDrafter(GrowingDrafter):
             )
         return files
 
+    def _usual_tree(self, target: LoadedModel) -> str:
+        """A GPU makes chains without its host. Elsewhere a level of many guesses takes little
+        longer than of one, and the policy weighs depth and width."""
+        free = self.config.num_speculative_tokens is None
+        coupled = self.config.verification == "coupled"
+        return "confidence" if free and coupled and target.device.type == "cpu" else "chain"
+
     # ---- the loop on the device, which every kind of drafter makes its own ----
 
     @property

@@ -10,6 +10,7 @@ from outrider.core.tree import TokenTree, is_chain
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.merging import merge
+from outrider.drafters.shapes import Shape
 from outrider.engine.crew import Crew, Plan
 from outrider.engine.policy.explain import Decisions, Explanation, explain
 from outrider.engine.policy.gate import Outlook, Pass, Size
@@ -27,6 +28,7 @@ class Proposal(NamedTuple):
     chances: list[float]  # per node: that the target's text runs through it
 
 
+BRANCHING = (1, 2, 3, 4, 6, 8, 12, 16)  # nodes of trees of one depth that are told apart
 LOOKING_UP = 0.25  # of a pass: so long lookups may take while drafts follow each other
 ROUTINE = 16  # rows at most that a drafter reads before a draft, once it follows a text
 
@@ -202,8 +204,7 @@ class Drafting:
         """Have a drafter that costs time draft for those requests where it pays, if any. Whether it
         has: it could not, where the pass has begun."""
         mine = self._drafted_by(drafter, batch)
-        outlooks = self._outlooks(drafter, mine, budget, cut.expected)
-        sizes = _sizes(drafter, outlooks)
+        sizes, outlooks = self._outlooks(drafter, mine, budget, cut.expected)
         ahead = base._replace(
             rows=base.rows + sum(len(tree) for tree in cut.trees.values()),
             log_gain=cut.log_gain,
@@ -216,7 +217,8 @@ class Drafting:
             self.wanted = self.wanted or offer is not None
             return False
         chosen = [mine[i] for i in offer.chosen]
-        self._call(drafter, chosen, {r: min(offer.nodes, budget[r]) for r in chosen})
+        nodes, depth = offer.size
+        self._call(drafter, chosen, {r: min(nodes, budget[r]) for r in chosen}, depth)
         if follows:  # it goes on by itself only below chains of its own
             for request in chosen:
                 proposals = self._proposals[request]
@@ -230,28 +232,44 @@ class Drafting:
         batch: list[Request],
         budget: dict[Request, int],
         without: dict[Request, float],
-    ) -> list[Outlook]:
-        outlooks = []
-        for request in batch:
-            room = min(budget[request], drafter.longest)
-            levels = self.policy.levels(request, drafter.name, drafter.depth(room))
-            outlooks.append(Outlook(levels, without[request], room))
-        return outlooks
+    ) -> tuple[list[Size], list[Outlook]]:
+        """The drafts that the drafter may be asked for, and what requests may expect of them."""
+        rooms = [min(budget[request], drafter.longest) for request in batch]
+        outlines = drafter.outlines(max(rooms))
+        sizes = _sizes(drafter, max(rooms), outlines)
+        return sizes, [
+            Outlook(
+                self.policy.gains(request, drafter.name, sizes, outlines, room),
+                without[request],
+                room,
+            )
+            for request, room in zip(batch, rooms, strict=True)
+        ]
 
-    def _call(self, drafter: Drafter, batch: list[Request], budget: dict[Request, int]) -> None:
-        """Have one drafter propose for a batch; the policy asks for no more than its longest."""
+    def _call(
+        self,
+        drafter: Drafter,
+        batch: list[Request],
+        budget: dict[Request, int],
+        depth: int | None = None,
+    ) -> None:
+        """Have one drafter propose for a batch; the policy asks for no more than its longest, and
+        for a depth."""
         budgets = [
             budget[r] if self._plans[r].length is not None else min(budget[r], drafter.longest)
             for r in batch
         ]
         routine = drafter.light or all(drafter.backlog(request) <= ROUTINE for request in batch)
         prepared, start = drafter.prepared, perf_counter()
-        trees = drafter.propose(batch, budgets)
+        if depth is None:
+            trees = drafter.propose(batch, budgets)
+        else:
+            trees = drafter.propose_to(batch, budgets, depth)
         seconds = perf_counter() - start
         # Neither the reading of a whole text nor what is built once tells what the next one takes.
         if routine and drafter.prepared == prepared:
-            depth = drafter.depth(max(budgets))
-            self.policy.timings[drafter.name].learn(seconds, len(batch), depth)
+            levels = depth or drafter.depth(max(budgets))
+            self.policy.timings[drafter.name].learn(seconds, len(batch), levels)
         if not drafter.light:
             self.model_seconds += seconds
         for request, tree, most in zip(batch, trees, budgets, strict=True):
@@ -350,9 +368,8 @@ class Drafting:
         else:
             self._proposals = {request: [] for request in chains}
             cut = self._look_up(self._in_turn(list(chains), base), budget, base, room, late=True)
-        outlooks = self._outlooks(drafter, batch, budget, dict.fromkeys(batch, 0.0))
+        sizes, outlooks = self._outlooks(drafter, batch, budget, dict.fromkeys(batch, 0.0))
         lengths = [len(chains[request]) for request in batch]
-        sizes = _sizes(drafter, outlooks)
         return self.policy.goes_on(drafter.name, outlooks, sizes, lengths, base, cut.speed)
 
     def _in_turn(self, batch: list[Request], base: Pass) -> list[Request]:
@@ -418,10 +435,16 @@ class Drafting:
         self._lessons.clear()
 
 
-def _sizes(drafter: Drafter, outlooks: list[Outlook]) -> list[Size]:
-    longest = max(outlook.room for outlook in outlooks)
-    counts = range(1, longest + 1) if drafter.divisible else [longest]
-    return [Size(nodes, drafter.depth(nodes)) for nodes in counts]
+def _sizes(drafter: Drafter, longest: int, outlines: list[Shape]) -> list[Size]:
+    if not outlines:
+        counts = range(1, longest + 1) if drafter.divisible else [longest]
+        return [Size(nodes, drafter.depth(nodes)) for nodes in counts]
+    return [
+        Size(nodes, depth)
+        for depth, shape in enumerate(outlines, 1)
+        for nodes in BRANCHING
+        if depth <= nodes <= len(shape)
+    ]
 
 
 def _below_first(tree: TokenTree, paths: list[float]) -> list[float]:

@@ -3,6 +3,7 @@ import random
 import pytest
 
 from outrider.core.tree import TokenTree
+from outrider.drafters.shapes import Shape, described
 from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.policy.gate import SHORTEST_PAUSE, Outlook, Pass, Pause, Size, best_offer
@@ -76,6 +77,23 @@ def test_siblings_teach_each_for_itself() -> None:
     counts = {key: (rate.hits, rate.count) for key, rate in track.nodes.items()}
     assert counts == {(5, 1): (0, 1), (3, 1): (1, 1)}
     assert (track.levels[0].hits, track.levels[0].count) == (1, 1)  # some node held
+    assert (track.firsts[0].hits, track.firsts[0].count) == (0, 1)  # but not the first guess
+    assert (track.others[0].hits, track.others[0].count) == (1, 1)
+
+
+def test_a_tree_that_is_not_drafted_yet_is_judged_by_the_ranks_of_its_nodes() -> None:
+    """Of a hundred proposals the first guess held in fifty, the second in thirty."""
+    pair, track = TokenTree([1, 2], [-1, -1], "test", confidence=[0.5, 0.5]), Track()
+    for i in range(100):
+        learn(pair, [1 if i % 10 < 5 else 2 if i % 10 < 8 else 3], track, Record())
+    shape = described([2, 1])  # two children of the root, one of each of these
+    first, second = track.outlook(Shape((-1, -1)), 1.0)
+    assert first == pytest.approx(0.5, abs=0.02)
+    assert second == pytest.approx(0.3, abs=0.02)
+    assert sum(track.outlook(shape, 1.0)) > first + second  # what lies below adds to it
+    better = track.outlook(shape, 2.0)
+    assert all(b > a for a, b in zip(track.outlook(shape, 1.0), better, strict=True))
+    assert max(better) < 1
 
 
 def test_without_confidence_depth_is_all_there_is() -> None:
@@ -100,26 +118,26 @@ CHAINS = [Size(length, length) for length in (1, 2, 3, 4)]
 
 
 def test_the_offer_weighs_gain_against_both_times() -> None:
-    sure = Outlook([0.9, 0.81, 0.73, 0.66], 0.0, 4)
+    sure = Outlook([0.9, 1.71, 2.44, 3.1], 0.0, 4)
     base = Pass(1, 1, 1, 0)
     free = best_offer([sure], CHAINS, base, COST, lambda chosen, depth: 0.0)
     dear = best_offer([sure], CHAINS, base, COST, lambda chosen, depth: 9.0 * depth)
-    assert free is not None and free.nodes == 4
-    assert dear is not None and dear.nodes == 1
+    assert free is not None and free.size.nodes == 4
+    assert dear is not None and dear.size.nodes == 1
     assert dear.speed < 1 / 10.0 < free.speed  # plain decoding lies between
 
 
-def test_a_tree_gains_and_costs_by_its_depth_and_is_checked_by_its_nodes() -> None:
+def test_a_tree_costs_its_depth_and_is_checked_by_its_nodes() -> None:
     base, depths = Pass(1, 1, 1, 0), []
 
     def draft_seconds(chosen: list[int], depth: int) -> float:
         depths.append(depth)
         return 3.0 * depth
 
-    bushy = Outlook([0.9, 0.81], 0.0, 7)  # seven nodes are two levels
+    bushy = Outlook([0.9, 1.71], 0.0, 7)  # seven nodes are two levels
     offer = best_offer([bushy], [Size(3, 1), Size(7, 2)], base, COST, draft_seconds)
     assert depths == [1, 2]
-    assert offer is not None and offer.nodes == 7
+    assert offer is not None and offer.size.nodes == 7
     assert offer.speed == pytest.approx(2.71 / (COST.seconds(8, 1) + 6.0))
 
 

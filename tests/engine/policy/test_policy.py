@@ -46,7 +46,7 @@ def asked(policy: Policy, backlog: int = 0, speed: float = 1 / 50) -> bool:
     """Whether a drafter is asked whose tokens take a tenth of a pass each and are right nine times
     of ten; `speed` is promised without it."""
     policy.timings["d"]._per_level = {1: 5.0}
-    outlook = Outlook([0.9, 0.81, 0.73], 0.0, 3)
+    outlook = Outlook([0.9, 1.71, 2.44], 0.0, 3)
     sizes = [Size(n, n) for n in (1, 2, 3)]
     price = policy.price("d", [backlog], ALONE, follows=False)
     return policy.ask("d", [outlook], sizes, ALONE, speed, price) is not None
@@ -62,7 +62,7 @@ def test_a_device_that_must_wait_makes_a_draft_dearer_unless_it_waits_anyway() -
     policy = make()
     policy.waited.learn(500.0, 1)
     assert not asked(policy)
-    outlook, sizes = Outlook([0.9, 0.81, 0.73], 0.0, 3), [Size(3, 3)]
+    outlook, sizes = Outlook([0.9, 1.71, 2.44], 0.0, 3), [Size(3, 3)]
     others = ALONE._replace(log_gain=0.01)  # somebody's draft is checked in the same pass
     price = policy.price("d", [0], others, follows=False)
     assert policy.ask("d", [outlook], sizes, others, 1 / 50, price) is not None
@@ -78,13 +78,13 @@ def test_drafts_that_follow_each_other_cost_what_they_take_on_the_device() -> No
     assert policy.price("d", [0], ALONE, follows=True)([0], 3) == pytest.approx(6.0)
 
 
-def goes_on(policy: Policy, levels: list[float], length: int, speed: float) -> bool:
-    outlook, sizes = Outlook(levels, 0.0, len(levels)), [Size(n, n) for n in range(1, 4)]
+def goes_on(policy: Policy, gains: list[float], length: int, speed: float) -> bool:
+    outlook, sizes = Outlook(gains, 0.0, len(gains)), [Size(n, n) for n in range(1, 4)]
     return policy.goes_on("d", [outlook], sizes, [length], ALONE, speed)
 
 
 def test_drafts_follow_each_other_while_that_is_the_fastest_known() -> None:
-    policy, good, poor = make(), [0.9, 0.81, 0.73], [0.2, 0.04, 0.01]
+    policy, good, poor = make(), [0.9, 1.71, 2.44], [0.2, 0.24, 0.25]
     assert goes_on(policy, poor, 1, 1 / 50)  # to see what it takes
     policy.following["d"].learn(2.0, 1, 1)
     assert goes_on(policy, good, 1, 1 / 50)

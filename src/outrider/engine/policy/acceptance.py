@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from outrider.core.tree import ROOT, TokenTree
+from outrider.drafters.shapes import Shape
 
 BINS = 10  # of confidence
 PRIOR = 6.0  # how many observations the first guess is worth
@@ -13,6 +14,7 @@ DEEPEST = 16
 CAUTION = 3.0  # how many observations it takes to believe that a request differs from others
 REQUEST_KEEP = 0.9  # of a request's own record, per step
 HIGHEST = 0.98
+OTHERS = (0.14, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)  # of guesses after the first, at first
 
 
 DEPTH_BINS = (0, 1, 2, 3, 3, 4)  # of depths 0 (there is none), 1, 2, …; the last for all deeper
@@ -50,6 +52,9 @@ class Track:
 
     nodes: dict[tuple[int, int], Rate] = field(default_factory=dict)  # by confidence and depth
     levels: list[Rate] = field(default_factory=lambda: [Rate() for _ in range(DEEPEST)])
+    # Of first guesses by depth, and of second, third, … ones wherever they are.
+    firsts: list[Rate] = field(default_factory=lambda: [Rate() for _ in range(DEEPEST)])
+    others: list[Rate] = field(default_factory=lambda: [Rate() for _ in OTHERS])
     # Per bin, the chance as a + b * confidence; kept until something is learned of that bin.
     _lines: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
@@ -83,10 +88,19 @@ class Track:
 
     def level_chance(self, depth: int) -> float:
         """That some node at this depth holds, given one above it: all that is known beforehand."""
-        chance = HOPE
-        for level in self.levels[: min(depth, DEEPEST)]:
-            chance = level.mean(chance)
-        return min(chance, HIGHEST)
+        return _down_to(depth, self.levels)
+
+    def outlook(self, shape: Shape, odds: float) -> list[float]:
+        """Per node of a tree that is not drafted yet: the chance that the text of a request, which
+        departs from others by `odds`, runs through it."""
+        firsts = [in_odds(_down_to(d, self.firsts), odds) for d in range(1, max(shape.depths) + 1)]
+        others = [in_odds(r.mean(p), odds) for r, p in zip(self.others, OTHERS, strict=True)]
+        chances: list[float] = []
+        for parent, rank, depth in zip(shape.parents, shape.ranks, shape.depths, strict=True):
+            above = 1.0 if parent == ROOT else chances[parent]
+            chance = others[min(rank, len(others)) - 1] if rank else firsts[depth - 1]
+            chances.append(above * min(chance, HIGHEST))
+        return chances
 
     def learn_node(self, confidence: float, depth: int, held: bool) -> None:
         confidence_bin, depth_bin = _confidence_bin(confidence), _depth_bin(depth)
@@ -94,9 +108,21 @@ class Track:
         for deeper in range(depth_bin, DEPTH_BINS[-1] + 1):
             self._lines.pop((confidence_bin, deeper), None)
 
-    def learn_level(self, depth: int, held: bool) -> None:
+    def learn_level(self, depth: int, hits: list[bool]) -> None:
+        """Of the nodes below the one that was reached, which held, the first guess first."""
         if depth <= DEEPEST:
-            self.levels[depth - 1].learn(held)
+            self.levels[depth - 1].learn(any(hits))
+            self.firsts[depth - 1].learn(hits[0])
+        for rate, hit in zip(self.others, hits[1:], strict=False):
+            rate.learn(hit)
+
+
+def _down_to(depth: int, rates: list[Rate]) -> float:
+    """Each depth starts from what the one above it has shown."""
+    chance = HOPE
+    for rate in rates[: min(depth, DEEPEST)]:
+        chance = rate.mean(chance)
+    return min(chance, HIGHEST)
 
 
 def in_odds(chance: float, factor: float) -> float:
@@ -156,15 +182,14 @@ def learn(tree: TokenTree, text: list[int], track: Track, record: Record) -> Non
     a drafter that is not trusted at present keeps being judged, for nothing."""
     record.fade()
     for depth, (siblings, token) in enumerate(_reached(tree, text), 1):
-        held = any(tree.tokens[node] == token for node in siblings)
+        hits = [tree.tokens[node] == token for node in siblings]
         if tree.confidence is None:
-            record.learn(track.level_chance(depth), held)
+            record.learn(track.level_chance(depth), any(hits))
         else:
-            for node in siblings:
-                hit = tree.tokens[node] == token
+            for node, hit in zip(siblings, hits, strict=True):
                 record.learn(track.node_chance(tree.confidence[node], depth), hit)
                 track.learn_node(tree.confidence[node], depth, hit)
-        track.learn_level(depth, held)
+        track.learn_level(depth, hits)
 
 
 def _reached(tree: TokenTree, text: list[int]) -> Iterator[tuple[list[int], int]]:

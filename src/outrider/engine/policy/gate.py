@@ -15,15 +15,14 @@ LONGEST_PAUSE = 1024
 class Outlook(NamedTuple):
     """One request, as far as it matters here."""
 
-    # Chance that the text follows the draft to depth 1, 2, …, as deep as a tree of `room` nodes is.
-    levels: list[float]
+    gains: list[float]  # tokens expected of a draft of each size on offer
     without: float  # tokens expected from what is proposed for it already
     room: int  # nodes that it may have
 
 
 class Size(NamedTuple):
-    """Of a draft: its nodes are rows of the target's pass, its depth is what it can gain and, for
-    a drafter with a model, the number of passes."""
+    """Of a draft: its nodes are rows of the target's pass, its depth is, for a drafter with a
+    model, the number of passes."""
 
     nodes: int
     depth: int
@@ -40,10 +39,10 @@ class Pass(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What to ask for: so many nodes for each of the requests `chosen`."""
+    """What to ask for: drafts of this size for each of the requests `chosen`."""
 
     speed: float
-    nodes: int
+    size: Size
     chosen: list[int]
 
 
@@ -82,11 +81,8 @@ def best_offer(
     draft_seconds(requests, depth): of drafting for them, with what must be read for it first.
     """
     best: Offer | None = None
-    for size in sizes:
-        gains = [
-            log1p(sum(outlook.levels[: size.depth])) - log1p(outlook.without)
-            for outlook in outlooks
-        ]
+    for number, size in enumerate(sizes):
+        gains = [log1p(outlook.gains[number]) - log1p(outlook.without) for outlook in outlooks]
         order = sorted((i for i, gain in enumerate(gains) if gain > 0), key=lambda i: -gains[i])
         log_gain, rows = base.log_gain, base.rows
         for count, i in enumerate(order, 1):
@@ -98,5 +94,5 @@ def best_offer(
             seconds += draft_seconds(order[:count], size.depth)
             speed = mean_speed(log_gain, base.writers, seconds)
             if best is None or speed > best.speed:
-                best = Offer(speed, size.nodes, order[:count])
+                best = Offer(speed, size, order[:count])
     return best

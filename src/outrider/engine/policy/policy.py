@@ -3,10 +3,12 @@
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
+from itertools import accumulate
 from math import log1p
 
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.drafters.shapes import Shape
 from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, mean_speed
 from outrider.engine.policy.cost import Measured, PassCost
@@ -69,6 +71,19 @@ class Policy:
             above = chances[-1] if chances else 1.0
             chances.append(above * record.adjust(track.level_chance(depth)))
         return chances
+
+    def gains(
+        self, request: Request, drafter: str, sizes: list[Size], outlines: list[Shape], room: int
+    ) -> list[float]:
+        """Before anything is drafted: the tokens expected of drafts of these sizes, of which the
+        request may have `room` nodes. Without `outlines`, by their depth."""
+        if not outlines:
+            deepest = max((size.depth for size in sizes), default=0)
+            reached = [0.0, *accumulate(self.levels(request, drafter, deepest))]
+            return [reached[min(size.depth, room)] for size in sizes]
+        track, odds = self.tracks[drafter], self._record(request, drafter).odds
+        sums = [[0.0, *accumulate(track.outlook(shape, odds))] for shape in outlines]
+        return [sums[size.depth - 1][min(size.nodes, room)] for size in sizes]
 
     def learn(self, request: Request, drafter: str, tree: TokenTree, text: list[int]) -> None:
         """The target wrote `text` where `drafter` proposed `tree`, checked or not."""
@@ -154,7 +169,11 @@ class Policy:
         def draft_seconds(chosen: list[int], depth: int) -> float:
             return timing.seconds(len(chosen), depth)
 
-        gains = [log1p(sum(o.levels[:n])) for o, n in zip(outlooks, lengths, strict=True)]
+        gains = [
+            log1p(outlook.gains[min(length, len(sizes)) - 1])
+            for outlook, length in zip(outlooks, lengths, strict=True)
+            if length
+        ]
         seconds = self.cost.seconds(base.rows + sum(lengths), base.sequences, base.keys)
         seconds += timing.seconds(drafted, max(lengths))
         own = mean_speed(sum(gains), base.writers, seconds)

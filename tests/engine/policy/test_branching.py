@@ -1,0 +1,94 @@
+"""The policy and drafters that may be asked for trees of any depth and width."""
+
+import random
+from typing import ClassVar
+
+import pytest
+from tests.engine.policy.replay import LINEAR, VOCABULARY, Replay
+
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request
+from outrider.core.tree import ROOT, TokenTree
+from outrider.drafters.base import DraftConfig, Drafter
+from outrider.drafters.shapes import Shape, best_shape, chain
+
+RATES = (0.4, 0.25, 0.1, 0.05)  # that the text goes on with the first, second, … guess
+
+
+class Ranked(Drafter):
+    """Its first guess holds rarely, its second not much less often. It says so truly."""
+
+    name = "ranked"
+    longest = 16
+    texts: dict[str, list[int]]
+    branches = True
+    asked: ClassVar[list[tuple[int, int]]] = []  # nodes and depth
+
+    def __init__(self, config: DraftConfig, target: object) -> None:
+        super().__init__(config, target)  # type: ignore[arg-type]
+
+    def outlines(self, nodes: int) -> list[Shape]:
+        deepest = min(nodes, 8) if self.branches else 0
+        return [best_shape(RATES, nodes, depth) for depth in range(1, deepest + 1)]
+
+    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
+        return [self._filled(request, chain(n)) for request, n in zip(batch, budgets, strict=True)]
+
+    def propose_to(self, batch: list[Request], budgets: list[int], depth: int) -> list[TokenTree]:
+        if not self.branches:
+            return self.propose(batch, budgets)
+        self.asked.append((max(budgets), depth))
+        shapes = [best_shape(RATES, budget, depth) for budget in budgets]
+        return [self._filled(r, shape) for r, shape in zip(batch, shapes, strict=True)]
+
+    def _filled(self, request: Request, shape: Shape) -> TokenTree:
+        """The text's token stands where luck has put it among the siblings."""
+        truth = self.texts[request.id][request.position :]
+        shape = shape.cut(len(shape), len(truth))
+        holds: list[bool] = []
+        for node, parent in enumerate(shape.parents):
+            rank = _rank_of_truth(request, request.position + shape.depths[node])
+            holds.append((parent == ROOT or holds[parent]) and shape.ranks[node] == rank)
+        wrong = VOCABULARY - 1
+        tokens = [truth[shape.depths[n] - 1] if held else wrong for n, held in enumerate(holds)]
+        return TokenTree(tokens, list(shape.parents), self.name, [RATES[r] for r in shape.ranks])
+
+
+def _rank_of_truth(request: Request, place: int) -> int:
+    luck = random.Random(f"{request.id} {place}").random()
+    for rank, rate in enumerate(RATES):
+        luck -= rate
+        if luck < 0:
+            return rank
+    return len(RATES)
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked() -> None:
+    Ranked.asked.clear()
+
+
+def test_second_guesses_that_hold_are_asked_for() -> None:
+    narrow = type("Narrow", (Ranked,), {"branches": False})
+    chains, trees = (Replay([each]).run(1, 600).speed_up for each in (narrow, Ranked))
+    assert trees > 1.1 * chains
+    nodes, depth = Ranked.asked[-1]
+    assert nodes > depth  # wider than a chain
+
+
+def test_where_every_row_costs_a_pass_no_tree_is_asked_for() -> None:
+    outcome = Replay([Ranked], LINEAR).run(8, 200)
+    assert outcome.speed_up >= 0.98
+    assert outcome.drafted <= 0.05 * outcome.tokens
+
+
+def test_a_request_is_promised_no_more_than_it_has_room_for() -> None:
+    replay = Replay([Ranked])
+    replay.run(1, 50)
+    one, many = (Request(name, [1], SamplingParams(), seed=0) for name in "ab")
+    sizes, (small, large) = replay.drafting._outlooks(
+        replay.members[0], [one, many], {one: 1, many: 8}, {one: 0.0, many: 0.0}
+    )
+    assert max(size.nodes for size in sizes) == 8
+    assert len(set(small.gains)) == 1  # one node, whatever the tree
+    assert max(large.gains) > max(small.gains)
