@@ -8,6 +8,7 @@ from tests.engine.policy.replay import LINEAR, VOCABULARY, Oracle, Replay, luck,
 
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.engine.policy.timing import FIRST
 
 
 def fixed_best(honesty: float, tokens: int) -> float:
@@ -140,7 +141,7 @@ def test_a_drafter_that_costs_time_is_asked_where_it_pays(
     timing = replay.policy.timings["costly"]
     monkeypatch.setattr(type(timing), "learn", lambda *args: None)  # no clock in this test
     timing.per_request = seconds
-    timing._per_level = {1: seconds}
+    timing._per_level, timing._calls = {1: seconds}, FIRST
     outcome = replay.run(1, 600)
     passes = sum(replay.drafting.decisions.nodes[1].values())
     if often:
@@ -202,7 +203,7 @@ def test_a_tree_is_asked_for_where_its_levels_pay(
     replay = Replay([kind])
     timing, levels = replay.policy.timings["bushy"], []
     monkeypatch.setattr(type(timing), "learn", lambda self, *args: levels.append(args[-1]))
-    timing._per_level = {1: seconds}
+    timing._per_level, timing._calls = {1: seconds}, FIRST
     replay.run(1, 600)
     passes = sum(replay.drafting.decisions.nodes[1].values())
     assert len(kind.calls) > 0.9 * passes if often else len(kind.calls) < 0.1 * passes

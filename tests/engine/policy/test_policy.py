@@ -10,6 +10,7 @@ from outrider.engine.policy.cost import Measured
 from outrider.engine.policy.gate import SHORTEST_PAUSE, Outlook, Pass, Size
 from outrider.engine.policy.interest import RARELY, Interest
 from outrider.engine.policy.policy import THOUGHT_OVER, Policy
+from outrider.engine.policy.timing import FIRST, Timing
 
 FLAT = Measured([1, 64], [10.0, 10.0], context=256)  # rows cost nothing
 ALONE = Pass(1, 1, 1, 0)
@@ -45,7 +46,7 @@ def test_who_has_left_is_forgotten() -> None:
 def asked(policy: Policy, backlog: int = 0, speed: float = 1 / 50) -> bool:
     """Whether a drafter is asked whose tokens take a tenth of a pass each and are right nine times
     of ten; `speed` is promised without it."""
-    policy.timings["d"]._per_level = {1: 5.0}
+    policy.timings["d"] = Timing(None, {1: 5.0}, FIRST)
     outlook = Outlook([0.9, 1.71, 2.44], 0.0, 3)
     sizes = [Size(n, n) for n in (1, 2, 3)]
     price = policy.price("d", [backlog], ALONE, follows=False)
@@ -134,3 +135,37 @@ def test_the_pass_is_shared_by_those_it_writes_for() -> None:
     policy = make()
     assert policy.seconds_per_token(ALONE) == policy.cost.seconds(1)
     assert policy.seconds_per_token(Pass(4, 4, 4, 0)) == policy.cost.seconds(4, 4) / 4
+
+
+def test_a_first_call_that_took_long_is_not_held_against_a_drafter() -> None:
+    """It builds what later ones use; or the machine was busy, or it was later."""
+    policy, outlook = make(), Outlook([0.9, 1.71, 2.44], 0.0, 3)
+    sizes, timing = [Size(n, n) for n in (1, 2, 3)], policy.timings["d"]
+
+    def wanted() -> bool:
+        price = policy.price("d", [0], ALONE, follows=False)
+        return policy.ask("d", [outlook], sizes, ALONE, 1 / 50, price) is not None
+
+    for seconds in (900.0, 800.0, 15.0):
+        assert wanted()
+        timing.learn(seconds, 1, 3)
+    assert timing.seconds(1, 3) == pytest.approx(15.0)
+    timing.learn(900.0, 1, 3)  # one that is interrupted counts as three
+    assert timing.seconds(1, 3) == pytest.approx(18.0)
+    assert wanted()
+    for _ in range(60):
+        timing.learn(900.0, 1, 3)
+    assert timing.seconds(1, 3) > 800 and not wanted()
+    timing.learn(15.0, 1, 3)
+    assert timing.seconds(1, 3) == pytest.approx(15.0) and wanted()
+
+
+def test_a_drafter_that_takes_long_is_tried_three_times_at_first() -> None:
+    policy, outlook = make(), Outlook([0.9], 0.0, 1)
+    asked = 0
+    for _ in range(SHORTEST_PAUSE):
+        price = policy.price("d", [0], ALONE, follows=False)
+        if policy.ask("d", [outlook], [Size(1, 1)], ALONE, 1 / 50, price) is not None:
+            policy.timings["d"].learn(900.0, 1, 1)
+            asked += 1
+    assert asked == FIRST

@@ -202,6 +202,8 @@ class Policy:
         if offer is not None and offer.speed > (1 + MARGIN) * speed:
             self._pauses[drafter].end()
             return offer
+        if offer is not None and self.timings[drafter].young:
+            return offer
         if offer is not None and self._pauses[drafter].tick(late):
             return offer._replace(chosen=offer.chosen[:1])
         return None

@@ -3,13 +3,16 @@
 from dataclasses import dataclass, field
 
 KEEP = 0.9  # of an estimate, where a new measurement comes in
-
-
 OUTLIER = 3.0  # a call may be interrupted: what is that much longer counts as this much
+FIRST = 3  # calls of which the shortest counts: the very first one builds what later ones use
 
 
 def _blend(old: float | None, new: float) -> float:
-    return new if old is None else KEEP * old + (1 - KEEP) * min(new, OUTLIER * old)
+    """Nothing makes a call shorter than it is: if one takes so much less than was thought, then
+    those before it were interrupted."""
+    if old is None or OUTLIER * new < old:
+        return new
+    return KEEP * old + (1 - KEEP) * min(new, OUTLIER * old)
 
 
 @dataclass
@@ -19,11 +22,23 @@ class Timing:
 
     per_request: float | None = None
     _per_level: dict[int, float] = field(default_factory=dict)  # by bits of the batch size
+    _calls: int = 0
 
     def learn(self, seconds: float, requests: int, levels: int) -> None:
-        self.per_request = _blend(self.per_request, seconds / requests)
         bits = requests.bit_length()
-        self._per_level[bits] = _blend(self._per_level.get(bits), seconds / max(levels, 1))
+        asked, level = seconds / requests, seconds / max(levels, 1)
+        if self.young:
+            self.per_request = min(asked, self.per_request or asked)
+            self._per_level[bits] = min(level, self._per_level.get(bits, level))
+        else:
+            self.per_request = _blend(self.per_request, asked)
+            self._per_level[bits] = _blend(self._per_level.get(bits), level)
+        self._calls += 1
+
+    @property
+    def young(self) -> bool:
+        """Whether too few calls were seen to say that it takes too long."""
+        return self._calls < FIRST
 
     def known(self, requests: int | None = None) -> bool:
         """Whether a batch of about this size was seen; without it, any."""
