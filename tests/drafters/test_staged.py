@@ -58,6 +58,9 @@ class Oracle(LookupDrafter):
     def review(self, batch: Any, trees: Any, verdicts: Any) -> None:
         self.told.append("review")
 
+    def meanwhile(self, prompts: Any) -> None:
+        self.told.append("meanwhile")
+
     def release(self, request: Request) -> None:
         self.told.append("release")
 
@@ -182,7 +185,8 @@ def test_the_inner_drafter_is_told_everything(models: Models) -> None:
     llm = make(models, "staged", drafter="oracle")
     run(llm, [(random_prompt(1, 6), SamplingParams(seed=1, max_tokens=8))])
     drafter_of(llm).reset()
-    assert set(drafter_of(llm).inner.told) == {"observe", "review", "release", "reset"}
+    told = {"observe", "review", "meanwhile", "release", "reset"}
+    assert set(drafter_of(llm).inner.told) == told
 
 
 def test_a_guess_may_be_limited(models: Models) -> None:

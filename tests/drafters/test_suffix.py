@@ -149,6 +149,7 @@ def answered(drafter: SuffixDrafter, prompt: list[int], output: list[int]) -> No
     for token in output:
         request.append(token)
     drafter.release(request)
+    drafter.meanwhile([])
 
 
 def test_an_answer_is_found_from_its_prompt_on() -> None:
@@ -239,7 +240,26 @@ def test_requests_that_left_are_forgotten() -> None:
     drafter.release(ask([1, 2]))  # one that never drafted, and one without an answer
     assert not drafter._states
     assert drafter.archive is not None
+    assert len(drafter.archive) == 0  # nobody waits for that
+    drafter.meanwhile([])
     assert len(drafter.archive) == 1
+
+
+def test_texts_are_read_while_nobody_waits() -> None:
+    drafter, request = make(4), ask([1, 2, 3] * 20)
+    for i in range(20):
+        drafter.release(ask([1], [2 + i]))
+    assert drafter.archive is not None
+    drafter.meanwhile([])
+    assert len(drafter.archive) == 3  # a few in every step
+    drafter.meanwhile([request])
+    assert len(drafter.archive) == 20
+    assert drafter._states[request].read == 60
+    assert chain(look(drafter, request, 4)) == [1, 2, 3, 1]
+    drafter.release(ask([1], [2]))
+    drafter.reset()
+    drafter.meanwhile([request])
+    assert len(drafter.archive) == 0
 
 
 # ---- options ----

@@ -152,6 +152,16 @@ def test_what_lookups_find_too_late_makes_the_next_pass_wait(models: Models, cou
     assert sum(result.speculation.accepted for result in results) > tokens / 2
 
 
+def test_lookups_read_a_prompt_while_its_pass_is_under_way(models: Models) -> None:
+    llm, _ = make_ahead(models, "auto")
+    engine, told = llm.engine, []
+    for member in engine.drafter.members:
+        member.meanwhile = lambda prompts: told.append([r.position for r in prompts])  # type: ignore[method-assign]
+    run(llm, greedy(3, max_tokens=9, ignore_eos=True))
+    assert told[:2] == [[0, 0, 0]] * 2
+    assert len(told) >= 9 and not any(told[2:])
+
+
 def test_texts_end_at_any_time(models: Models) -> None:
     """By length, by a stop token that nobody could foresee, by a stop string."""
     asked = greedy(12, max_tokens=40, stop_token_ids=[*range(20, 120)])

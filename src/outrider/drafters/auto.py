@@ -96,6 +96,10 @@ class AutoDrafter(Drafter):
         for member in self._members:
             member.observe(spans)
 
+    def meanwhile(self, prompts: list[Request]) -> None:
+        for member in self._members:
+            member.meanwhile(prompts)
+
     def release(self, request: Request) -> None:
         for member in self._members:
             member.release(request)

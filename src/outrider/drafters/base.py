@@ -148,6 +148,10 @@ class Drafter:
     def observe(self, spans: list[Span]) -> None:
         """What was committed since the last call: prompt chunks, prefix hits, accepted text."""
 
+    def meanwhile(self, prompts: list[Request]) -> None:
+        """A pass is under way, which reads these prompts among others: the time for work that a
+        draft would have to wait for later. Called once in every step."""
+
     def release(self, request: Request) -> None:
         """The request has left; forget it."""
 

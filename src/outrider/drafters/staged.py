@@ -64,6 +64,9 @@ class StagedDrafter(DraftModelDrafter):
         super().observe(spans)
         self.inner.observe(spans)
 
+    def meanwhile(self, prompts: list[Request]) -> None:
+        self.inner.meanwhile(prompts)
+
     def release(self, request: Request) -> None:
         super().release(request)
         self.inner.release(request)

@@ -84,6 +84,7 @@ class SuffixDrafter(LookupDrafter):
         index = Occurrences(2, MOST_MATCHES, self.deepest)
         self.archive = Archive(index, texts, MOST_TOKENS) if texts else None
         self._states: dict[Request, _State] = {}
+        self._finished: list[list[int]] = []  # texts that the archive does not have yet
 
     def _whole_number(self, name: str, least: int) -> int:
         value = self.option(name)
@@ -111,10 +112,7 @@ class SuffixDrafter(LookupDrafter):
         return float(value)
 
     def lookup(self, request: Request, ahead: list[int], budget: int) -> TokenTree:
-        state = self._states.get(request)
-        if state is None:
-            state = self._states[request] = _State(self.deepest)
-        self._read(state, request)
+        state = self._read(request)
         text, view = request.tokens, state.view
         if ahead:
             text = [*text, *ahead]
@@ -126,8 +124,11 @@ class SuffixDrafter(LookupDrafter):
             budget = min(budget, int(self.factor * longest))
         return self._grower.grow(continuations, budget, self.name)
 
-    def _read(self, state: _State, request: Request) -> None:
+    def _read(self, request: Request) -> _State:
         """Take in what was committed since the last time."""
+        state = self._states.get(request)
+        if state is None:
+            state = self._states[request] = _State(self.deepest)
         text = request.tokens
         if len(text) - state.read > self.deepest:
             # Matches that began earlier would not be told from those that begin here.
@@ -140,6 +141,7 @@ class SuffixDrafter(LookupDrafter):
             state.view = self._read_token(state.index, state.view, text, end, judge)
             state.index.extend(text, end + 1)  # only now, or the text's own end would be found
         state.read = len(text)
+        return state
 
     def _read_token(
         self, index: Occurrences, view: View, text: list[int], end: int, judge: bool
@@ -165,12 +167,24 @@ class SuffixDrafter(LookupDrafter):
             ]
         return found
 
+    def meanwhile(self, prompts: list[Request]) -> None:
+        """A text of some hundred tokens takes as many microseconds to index: where many begin or
+        end at once, all would wait for that. A pass that reads prompts is long enough for any."""
+        count = len(self._finished) if prompts else 1 + len(self._finished) // 8
+        if self.archive is not None:
+            for text in self._finished[:count]:
+                self.archive.add(text)
+        del self._finished[:count]
+        for request in prompts:
+            self._read(request)
+
     def release(self, request: Request) -> None:
         self._states.pop(request, None)
         if self.archive is not None and request.output_ids:
-            self.archive.add([*request.prompt_ids[-PROMPT_TAIL:], *request.output_ids])
+            self._finished.append([*request.prompt_ids[-PROMPT_TAIL:], *request.output_ids])
 
     def reset(self) -> None:
+        self._finished.clear()
         if self.archive is not None:
             self.archive.clear()
 

@@ -97,6 +97,10 @@ class Drafting:
         for drafter in self.crew.all:
             drafter.observe(spans)
 
+    def meanwhile(self, prompts: list[Request]) -> None:
+        for drafter in self.crew.all:
+            drafter.meanwhile(prompts)
+
     def release(self, request: Request) -> None:
         self.learn()  # not of a request that is gone
         self._plans.pop(request, None)

@@ -223,7 +223,7 @@ class Engine:
             found = any(tree.tokens for tree in trees)
             if launched.drafted if found else not self.drafting.wanted:
                 self._ahead = self._start_next(launched)
-            self._learn()
+            self._learn(work)
             verdicts = self._verify(launched)
             self.stopwatch.landed(launched)
         except BaseException as error:
@@ -309,10 +309,11 @@ class Engine:
         return dict(zip(complete, verdicts, strict=True))
 
     @phase("policy")
-    def _learn(self) -> None:
-        """Of the last step, while the device is at this one."""
+    def _learn(self, work: list[Work]) -> None:
+        """Of the last step, and of the prompts of this one, while the device is at it."""
         self.drafting.learn()
         self.stopwatch.teach()
+        self.drafting.meanwhile([item.sequence.request for item in work if item.rows > 1])
 
     @phase("policy")
     def _review(self, launched: Launched, verdicts: dict[int, Verdict]) -> None:
