@@ -29,7 +29,6 @@ class Proposal(NamedTuple):
 
 
 BRANCHING = (1, 2, 3, 4, 6, 8, 12, 16)  # nodes of trees of one depth that are told apart
-LOOKING_UP = 0.25  # of a pass: so long lookups may take while drafts follow each other
 ROUTINE = 16  # rows at most that a drafter reads before a draft, once it follows a text
 
 
@@ -137,9 +136,14 @@ class Drafting:
         `base` is the pass without any draft. `late`: that pass has already begun, and the question
         is whether the next one should wait for its tokens. Then a tree, or `wanted`, says yes.
         """
+        nothing = TokenTree.empty()
         self.wanted = False
-        self._proposals = {request: [] for request in batch}
         self._alone.clear()
+        rested = self._rest.over()
+        if not rested and all(self._plans[request].length is None for request in batch):
+            self._proposals = {}
+            return [nothing] * len(batch)
+        self._proposals = {request: [] for request in batch}
         budget = dict(zip(batch, budgets, strict=True))
         fixed = [r for r in batch if self._plans[r].length is not None]
         free = [r for r in batch if self._plans[r].length is None]
@@ -148,12 +152,11 @@ class Drafting:
         trees = {r: self._as_proposed(r) for r in fixed}
         taken = sum(len(tree) for tree in trees.values())
         base = base._replace(rows=base.rows + taken)
-        if free and self._rest.over():
+        if free and rested:
             decided = self._decide(free, budget, base, room - taken, late)
             futile = not any(map(len, decided.values())) and not self.wanted
             self._rest.learn(futile, self.hurried and not self.policy.always)
             trees |= decided
-        nothing = TokenTree.empty()
         return [trees.get(request, nothing) for request in batch]
 
     def _as_proposed(self, request: Request) -> TokenTree:
@@ -175,13 +178,9 @@ class Drafting:
     ) -> "Cut":
         """What the lookups alone promise."""
         asked: list[tuple[Drafter, Request]] = []
-        pace = self.policy.seconds_per_token(base)
         for drafter in filter(_is_lookup, self._competing(batch)):
-            due = [
-                request
-                for request in self._drafted_by(drafter, batch)
-                if self.policy.worth_a_look(request, drafter.name, pace)
-            ]
+            mine = self._drafted_by(drafter, batch)
+            due = self.policy.worth_a_look(mine, drafter.name, base)
             if due:
                 self._call(drafter, due, budget)
                 asked += [(drafter, request) for request in due]
@@ -379,12 +378,10 @@ class Drafting:
     def _in_turn(self, batch: list[Request], base: Pass) -> list[Request]:
         """Those of whom the lookups are asked now: the device does not wait for what they find, but
         it would for the host to have asked for all of many texts in every pass."""
-        lookups = filter(_is_lookup, self._competing(batch))
-        each = sum(self.policy.timings[lookup.name].per_request or 0.0 for lookup in lookups)
-        seconds = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
-        if len(batch) * each <= LOOKING_UP * seconds:
+        lookups = [drafter.name for drafter in filter(_is_lookup, self._competing(batch))]
+        count = self.policy.looks(lookups, base)
+        if count >= len(batch):
             return batch
-        count = max(1, int(LOOKING_UP * seconds / each))
         first = self._turn % len(batch)
         self._turn = first + count
         return [*batch, *batch][first : first + count]

@@ -125,10 +125,26 @@ def test_looks_that_gain_nothing_take_a_small_share_of_the_time() -> None:
 def test_newcomers_inherit_how_much_a_lookup_gains() -> None:
     policy = make()
     policy.timings["d"].per_request = 5.0
-    assert policy.worth_a_look(ask(), "d", seconds_per_token=50.0)
+    assert policy.worth_a_look([ask()], "d", ALONE)
     for _ in range(300):
         policy.credit(ask(), "d", 0.0)
-    assert not policy.worth_a_look(ask(), "d", seconds_per_token=50.0)
+    assert not policy.worth_a_look([ask()], "d", ALONE)
+
+
+def test_texts_that_began_together_are_looked_up_in_turn_once_that_does_not_pay() -> None:
+    policy, batch = make(FLAT), [ask() for _ in range(8)]
+    together = Pass(8, 8, 8, 0)
+    policy.timings["d"].per_request = 0.5  # of a pass of 10, in which each text has 1.25
+    asked: list[list[Request]] = []
+    for _ in range(200):
+        asked.append(policy.worth_a_look(batch, "d", together))
+        for request in asked[-1]:
+            policy.credit(request, "d", 0.0)
+    assert asked[0] == batch  # which all hope for
+    assert max(map(len, asked[2:])) == 5  # a quarter of a pass
+    assert {sum(request in each for each in asked[2:]) for request in batch} == {9}
+    policy.credit(batch[6], "d", 9.0)
+    assert all(batch[6] in policy.worth_a_look(batch, "d", together) for _ in range(30))
 
 
 def test_the_pass_is_shared_by_those_it_writes_for() -> None:

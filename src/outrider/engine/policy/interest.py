@@ -6,6 +6,7 @@ KEEP = 0.8  # of a request's mean gain, per time the lookup is asked
 RARELY = 8  # steps between two looks at a lookup that gains nothing
 REST = 16  # steps without a thought, where thoughts are dear
 FUTILE = 0.02  # of the time at most goes into such looks
+LOOKING_UP = 0.25  # of a pass: so long lookups may take that nobody counts on
 
 
 @dataclass
@@ -16,10 +17,11 @@ class Interest:
     gain: float  # tokens expected of what it proposes, per time it is asked
     _waited: int = 0
 
-    def due(self, price: float) -> bool:
-        """Whether to ask it now; `price` is its time, in tokens that plain decoding would write."""
+    def due(self, price: float, leisure: bool = True) -> bool:
+        """Whether to ask it now; `price` is its time, in tokens that plain decoding would write.
+        `leisure`: whether there is time for a look that will hardly pay."""
         self._waited += 1
-        if self.gain < price and self._waited < max(RARELY, price / FUTILE):
+        if self.gain < price and not (leisure and self._waited >= max(RARELY, price / FUTILE)):
             return False
         self._waited = 0
         return True

@@ -13,7 +13,7 @@ from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, mean_speed
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.policy.gate import Offer, Outlook, Pass, Pause, Size, best_offer
-from outrider.engine.policy.interest import Interest
+from outrider.engine.policy.interest import LOOKING_UP, Interest
 from outrider.engine.policy.timing import Timing, Waiting
 
 HOPED_GAIN = 0.5  # tokens per step that a lookup is thought to bring before it was ever asked
@@ -95,13 +95,31 @@ class Policy:
 
     # ---- decisions ----
 
-    def worth_a_look(self, request: Request, drafter: str, seconds_per_token: float) -> bool:
-        """Whether to ask a lookup: always, while what it gains is worth its time, else now and then
-        to see whether that has changed."""
+    def worth_a_look(self, batch: list[Request], drafter: str, base: Pass) -> list[Request]:
+        """For whom to ask a lookup: always, while what it gains is worth its time, else now and
+        then to see whether that has changed. Texts that began together would come to that
+        together, and all wait for it: so a few in each step."""
         if self.always:
-            return True
-        spent = self.timings[drafter].per_request or 0.0
-        return self._interest(request, drafter).due(spent / seconds_per_token)
+            return batch
+        price = self.look_seconds([drafter]) / self.seconds_per_token(base)
+        few = self.looks([drafter], base)
+        due = []
+        for request in batch:
+            interest = self._interest(request, drafter)
+            if interest.due(price, few > 0):
+                due.append(request)
+                few -= interest.gain < price
+        return due
+
+    def look_seconds(self, drafters: list[str]) -> float:
+        """Of these lookups, for one text."""
+        return sum(self.timings[drafter].per_request or 0.0 for drafter in drafters)
+
+    def looks(self, drafters: list[str], base: Pass) -> int:
+        """For how many texts these lookups may be asked while nobody counts on what they find."""
+        each = self.look_seconds(drafters)
+        seconds = self.cost.seconds(base.rows, base.sequences, base.keys)
+        return max(1, int(LOOKING_UP * seconds / each)) if each else base.sequences
 
     def seconds_per_token(self, base: Pass) -> float:
         """Without any draft."""
