@@ -262,17 +262,19 @@ class Drafting:
             budget[r] if self._plans[r].length is not None else min(budget[r], drafter.longest)
             for r in batch
         ]
-        routine = drafter.light or all(drafter.backlog(request) <= ROUTINE for request in batch)
+        backlogs = [0] if drafter.light else [drafter.backlog(request) for request in batch]
         prepared, start = drafter.prepared, perf_counter()
         if depth is None:
             trees = drafter.propose(batch, budgets)
         else:
             trees = drafter.propose_to(batch, budgets, depth)
         seconds = perf_counter() - start
-        # Neither the reading of a whole text nor what is built once tells what the next one takes.
-        if routine and drafter.prepared == prepared:
-            levels = depth or drafter.depth(max(budgets))
-            self.policy.timings[drafter.name].learn(seconds, len(batch), levels)
+        if drafter.prepared == prepared:  # what is built once does not tell what the next one takes
+            timing, levels = self.policy.timings[drafter.name], depth or drafter.depth(max(budgets))
+            if max(backlogs) <= ROUTINE:
+                timing.learn(seconds, len(batch), levels)
+            else:
+                timing.learn_reading(seconds, sum(backlogs), len(batch), levels)
         if not drafter.light:
             self.model_seconds += seconds
         for request, tree, most in zip(batch, trees, budgets, strict=True):

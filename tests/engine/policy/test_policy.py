@@ -9,7 +9,7 @@ from outrider.core.tree import TokenTree
 from outrider.engine.policy.cost import Measured
 from outrider.engine.policy.gate import SHORTEST_PAUSE, Outlook, Pass, Size
 from outrider.engine.policy.interest import RARELY, Interest
-from outrider.engine.policy.policy import THOUGHT_OVER, Policy
+from outrider.engine.policy.policy import AMORTISED, THOUGHT_OVER, Policy
 from outrider.engine.policy.timing import FIRST, Timing
 
 FLAT = Measured([1, 64], [10.0, 10.0], context=256)  # rows cost nothing
@@ -57,6 +57,16 @@ def test_a_text_that_must_be_read_first_makes_a_draft_dearer() -> None:
     assert asked(make())
     assert asked(make(), backlog=50)
     assert not asked(make(), backlog=5000)
+
+
+def test_what_reading_takes_is_measured() -> None:
+    """By what a row takes in a draft, eight texts of some hundred tokens could never begin."""
+    policy = make()
+    policy.timings["d"] = timing = Timing(None, {1: 5.0}, FIRST)
+    timing.learn_reading(15.0 + 100.0, 5000, 1, 3)
+    timing.learn_reading(1.0, 5000, 1, 3)  # nothing is read in less than no time
+    price = policy.price("d", [5000], ALONE, follows=False)
+    assert price([0], 3) == pytest.approx(15.0 + 100.0 / AMORTISED)
 
 
 def test_a_device_that_must_wait_makes_a_draft_dearer_unless_it_waits_anyway() -> None:

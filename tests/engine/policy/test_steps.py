@@ -11,6 +11,7 @@ from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import Verdict
 from outrider.drafters.base import Drafter
+from outrider.engine import drafting
 from outrider.engine.crew import Plan
 from outrider.engine.policy.gate import Pass
 
@@ -141,6 +142,21 @@ def test_a_drafter_that_costs_time_is_weighed_against_what_is_there(
     (base,) = step.asked
     assert base.rows == 2 + len(trees[0]) > 2
     assert base.log_gain > 0
+
+
+def test_what_a_drafter_reads_first_is_told_from_what_it_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = Step(Costly, patch=monkeypatch)
+    drafter, request = step.by_name["costly"], step.add("costly", length=4)
+    ticks = iter([0.0, 12.0, 20.0, 24.0])
+    monkeypatch.setattr(drafting, "perf_counter", lambda: next(ticks))
+    timing = step.policy.timings["costly"]
+    for backlog in (600, 1):
+        monkeypatch.setattr(drafter, "backlog", lambda request, rows=backlog: rows)
+        step.propose(request)
+    assert timing.per_row == pytest.approx(12.0 / 600)
+    assert timing.seconds(1, 4) == pytest.approx(4.0)
 
 
 def test_only_the_owner_of_what_was_checked_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,14 +156,13 @@ class Policy:
     def price(self, drafter: str, backlogs: list[int], base: Pass, follows: bool) -> DraftSeconds:
         """What drafts take; `follows`: only the first of many is made while the device waits."""
         timing = self.timings[drafter]
-        read = timing.seconds(1, 1) / 8  # a row of a longer pass costs a fraction of a lone one
         # Where others have drafted, the pass waits anyway.
         waiting = 0.0 if base.log_gain or follows else self.waited.seconds(base.writers)
         known = follows and self.following[drafter].known()
         levels = self.following[drafter] if known else timing
 
         def seconds(chosen: list[int], depth: int) -> float:
-            catch_up = read * sum(backlogs[i] for i in chosen) / AMORTISED
+            catch_up = timing.per_row * sum(backlogs[i] for i in chosen) / AMORTISED
             return waiting + levels.seconds(len(chosen), depth) + catch_up
 
         return seconds

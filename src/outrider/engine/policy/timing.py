@@ -23,6 +23,7 @@ class Timing:
     per_request: float | None = None
     _per_level: dict[int, float] = field(default_factory=dict)  # by bits of the batch size
     _calls: int = 0
+    _per_row: float | None = None  # of a text that a model must read before it can draft
 
     def learn(self, seconds: float, requests: int, levels: int) -> None:
         bits = requests.bit_length()
@@ -39,6 +40,17 @@ class Timing:
     def young(self) -> bool:
         """Whether too few calls were seen to say that it takes too long."""
         return self._calls < FIRST
+
+    def learn_reading(self, seconds: float, rows: int, requests: int, levels: int) -> None:
+        """Of a call that has read so many rows before it drafted."""
+        reading = seconds - self.seconds(requests, levels)
+        if reading > 0:
+            self._per_row = _blend(self._per_row, reading / rows)
+
+    @property
+    def per_row(self) -> float:
+        """Of reading. While it was not seen: a fraction of what a lone row takes in a draft."""
+        return self.seconds(1, 1) / 8 if self._per_row is None else self._per_row
 
     def known(self, requests: int | None = None) -> bool:
         """Whether a batch of about this size was seen; without it, any."""
