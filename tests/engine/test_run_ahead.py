@@ -7,6 +7,7 @@ that slots, ends, aborts and preemption are tested without one.
 import random
 from dataclasses import replace
 from itertools import pairwise
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -160,6 +161,30 @@ def test_lookups_read_a_prompt_while_its_pass_is_under_way(models: Models) -> No
     run(llm, greedy(3, max_tokens=9, ignore_eos=True))
     assert told[:2] == [[0, 0, 0]] * 2
     assert len(told) >= 9 and not any(told[2:])
+
+
+def test_what_the_host_takes_to_launch_a_pass_is_not_the_devices_time(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, _ = make_ahead(models, {"model": models.target, "num_speculative_tokens": 3})
+    engine, launched = llm.engine, {}
+    launch, landed = engine.runner.launch, engine.stopwatch.landed
+    begun = []
+
+    def noting(segments: list[Segment]) -> Flight:
+        flight = launch(segments)
+        launched[flight] = perf_counter()
+        return flight
+
+    def heard(each: Any) -> None:
+        if each.flight.landed is not None:
+            begun.append(each.started >= launched[each.flight])
+        landed(each)
+
+    monkeypatch.setattr(engine.runner, "launch", noting)
+    monkeypatch.setattr(engine.stopwatch, "landed", heard)
+    run(llm, greedy(2, max_tokens=20, ignore_eos=True))
+    assert len(begun) > 3 and all(begun)
 
 
 def test_texts_end_at_any_time(models: Models) -> None:

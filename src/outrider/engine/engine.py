@@ -287,6 +287,8 @@ class Engine:
         segments = [segment_of(item, tree) for item, tree in zip(work, trees, strict=True)]
         start = perf_counter()
         flight = self.runner.launch(segments)
+        if flight.landed is not None:  # a device waits until the launch is made, and begins then
+            start = perf_counter()
         return Launched(work, trees, flight, start, drafted=True, modelled=self._modelled)
 
     @phase("forward")

@@ -17,7 +17,9 @@ class Stopwatch:
         self.writing_steps = 0  # those that read no prompts
         self.replayed_steps = 0  # of them, those that were a CUDA graph
         self._landed_at = 0.0  # when the last pass was known here
-        self._noted: list[tuple[Launched, Pass, float, float]] = []  # with seconds, of them idle
+        self._wrote = False  # whether that one read no prompts
+        # With seconds, and those that the device was idle before.
+        self._noted: list[tuple[Launched, Pass, float, float | None]] = []
 
     def wait(self, launched: Launched) -> list[int] | None:
         """The tokens that the pass has chosen; whether the wait for them was long tells who is the
@@ -33,8 +35,9 @@ class Stopwatch:
         """Note what the pass took. Only passes that nothing but write tell what drafts cost."""
         now, before = perf_counter(), self._landed_at
         self._landed_at = now
-        work = launched.work
-        if any(not item.completes or item.rows > 1 for item in work):
+        work, wrote = launched.work, self._wrote
+        self._wrote = all(item.completes and item.rows == 1 for item in work)
+        if not self._wrote:
             return
         self.writing_steps += 1
         flight = launched.flight
@@ -43,7 +46,8 @@ class Stopwatch:
             return
         # A pass that ran ahead began when the one before it landed.
         took = now - max(before, launched.started)
-        waited = launched.started - before - launched.modelled
+        # After prompts every pass waits, drafts or none.
+        waited = launched.started - before - launched.modelled if wrote else None
         self._noted.append((launched, plain_pass(work), took, waited))
 
     def teach(self) -> None:
@@ -63,7 +67,7 @@ class Stopwatch:
                 timing.learn(max(0.0, drafting), sum(n > 0 for n in lengths), max(lengths))
                 continue
             policy.cost.learn(rows, base.sequences, base.keys, took)
-            if self.runner.runs_ahead and rows > base.rows:
+            if self.runner.runs_ahead and rows > base.rows and waited is not None:
                 policy.waited.learn(waited, base.writers)
 
 
