@@ -105,7 +105,7 @@ def test_dspark(name: str) -> None:
         seen = torch.ones(4, anchor + 4).bool()
         states = head(tokens[anchor], torch.tensor(anchor), attend_over(seen, kept))
         before = tokens[anchor : anchor + 4 - first]
-        guess = head.first_guess(states, tokens[anchor])
+        guess = head.first_guess(states, head.output(states), tokens[anchor])
         for place in range(first, 4):
             if place > first:
                 token = tokens[anchor + place - first]

@@ -47,7 +47,8 @@ class DSparkDrafter(TrainedDrafter):
         self.bytes_per_slot = bytes_per_slot(self.head.config, self._layers, self.dtype)
         if self._tree == "chain":
             self.longest = self.head.options.guesses
-        self._blocks: dict[Request, Tensor] = {}  # states [block, hidden size] of the draft
+        # Of the draft: states [block, hidden size], and logits [block, draft vocabulary] of places.
+        self._blocks: dict[Request, tuple[Tensor, Tensor]] = {}
         # Per request, what the Markov head remembers after the text (ROOT) and after nodes.
         self._memories: dict[Request, dict[int, Tensor]] = {}
         self._sure: list[float] | None = None  # per row of the level under way
@@ -81,8 +82,9 @@ class DSparkDrafter(TrainedDrafter):
         anchors = torch.tensor([request.tokens[-1] for request in requests], device=self.device)
         positions = torch.tensor([len(r.tokens) - 1 for r in requests], device=self.device)
         states = self.head(anchors, positions, self._attend(requests))
-        self._blocks |= dict(zip(requests, states, strict=True))
-        guess = self.head.first_guess(states, anchors)
+        outputs = self.head.output(states)
+        self._blocks |= dict(zip(requests, zip(states, outputs, strict=True), strict=True))
+        guess = self.head.first_guess(states, outputs, anchors)
         self._memories |= {
             request: {ROOT: memory} for request, memory in zip(requests, guess.memory, strict=True)
         }
@@ -160,10 +162,12 @@ class DSparkDrafter(TrainedDrafter):
         depth = len(drafts[0].path(drafts[0].frontier[0]))  # of all: they grow level by level
         place = self.head.place_of(depth + 1)
         nodes = [(draft, node) for draft in drafts for node in draft.frontier]
-        states = torch.stack([self._blocks[draft.request][place] for draft, _ in nodes])
+        blocks = [self._blocks[draft.request] for draft, _ in nodes]
+        states = torch.stack([states[place] for states, _ in blocks])
+        outputs = torch.stack([outputs[place] for _, outputs in blocks])
         before = torch.tensor([draft.tokens[node] for draft, node in nodes], device=self.device)
         above = [self._memories[draft.request][draft.parents[node]] for draft, node in nodes]
-        guess = self.head.guess(states, before, torch.stack(above))
+        guess = self.head.after(states, outputs, before, torch.stack(above))
         for (draft, node), memory in zip(nodes, guess.memory, strict=True):
             self._memories[draft.request][node] = memory
         return self._level(guess, states, before)

@@ -138,20 +138,27 @@ class DSpark(Head):
         width = self.options.markov_rank if self.options.markov_type == "rnn" else 0
         return like.new_zeros(*like.shape[:-1], width)
 
-    def first_guess(self, block: Tensor, anchors: Tensor) -> Guess:
-        """For the token after each anchor [...], from the states [..., block, hidden size]."""
-        memory = self.no_memory(block[..., 0, :])
-        for place in range(self.place_of(1)):  # guesses nothing, but is remembered
-            memory = self.guess(block[..., place, :], anchors, memory).memory
-        return self.guess(block[..., self.place_of(1), :], anchors, memory)
+    def first_guess(self, block: Tensor, outputs: Tensor, anchors: Tensor) -> Guess:
+        """For the token after each anchor [...], from the states [..., block, hidden size] and what
+        the output layer makes of them [..., block, draft vocabulary]."""
+        memory, first = self.no_memory(block[..., 0, :]), self.place_of(1)
+        for place in range(first):  # guesses nothing, but is remembered
+            memory = self.after(
+                block[..., place, :], outputs[..., place, :], anchors, memory
+            ).memory
+        return self.after(block[..., first, :], outputs[..., first, :], anchors, memory)
 
     def guess(self, states: Tensor, before: Tensor, memory: Tensor) -> Guess:
         """For places with `states` [..., hidden size], each after the token `before` [...]."""
-        logits = self.output(states)
+        return self.after(states, self.output(states), before, memory)
+
+    def after(self, states: Tensor, outputs: Tensor, before: Tensor, memory: Tensor) -> Guess:
+        """The same, where the output layer [..., draft vocabulary] was asked already: it looks at a
+        place alone, so all places of a block, whatever comes before them, share one product."""
         if not self.options.markov_rank:
-            return Guess(logits, memory)
+            return Guess(outputs, memory)
         added, memory = self.markov_head(states, before, memory)
-        return Guess(logits + added, memory)
+        return Guess(outputs + added, memory)
 
     def confidence(self, states: Tensor, before: Tensor) -> Tensor:
         """[...]: the chance that the target agrees with the guess of each place."""
