@@ -64,6 +64,25 @@ def test_auto_takes_a_trained_drafter_as_a_member(models: Models, heads: Heads) 
     assert written(llm)
 
 
+@pytest.mark.parametrize(
+    ("more", "tree"),
+    [
+        ({}, "confidence"),
+        ({"num_speculative_tokens": 4}, "chain"),  # as long as it is said to be
+        ({"verification": "traversal"}, "chain"),  # which a shape by confidence would bias
+        ({"tree": "chain"}, "chain"),
+    ],
+)
+def test_trees_grow_on_a_cpu_where_the_policy_may_choose(
+    models: Models, heads: Heads, more: dict[str, Any], tree: str
+) -> None:
+    (drafter,) = make_llm(
+        models.target, {"model": heads["eagle3"], **more}
+    ).engine.drafting.crew.members
+    assert drafter._tree == tree  # type: ignore[attr-defined]
+    assert bool(drafter.outlines(8)) == (tree == "confidence")
+
+
 def layer_config(folder: str) -> dict[str, Any]:
     config = json.loads((Path(folder) / "config.json").read_text())
     layers = config.pop("transformer_layer_config")
