@@ -22,6 +22,7 @@ class EagerGraphs:
         self.ahead = 0  # passes that began with tokens unknown to the host
         self.launches = 0
         self.most_rows = 256
+        self.captured = 0  # graphs: none were
         self.largest = 0  # rows of a pass that was launched
         self.apart = 0  # prompts that were read in passes of their own
         self.went_on = 0  # passes that were made of the one before them

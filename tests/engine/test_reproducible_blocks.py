@@ -22,7 +22,7 @@ class FewRows:
     """Takes eight rows at a time, by the fixed passes of a CPU; keeps the tokens of two passes, and
     the choices of the last for a next one."""
 
-    most_rows, invariant, device = 8, True, torch.device("cpu")
+    most_rows, invariant, captured, device = 8, True, 0, torch.device("cpu")
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner

@@ -18,6 +18,7 @@ class Stopwatch:
         self.replayed_steps = 0  # of them, those that were a CUDA graph
         self._landed_at = 0.0  # when the last pass was known here
         self._wrote = False  # whether that one read no prompts
+        self._prepared = runner.prepared  # when that one was known
         # With seconds, and those that the device was idle before.
         self._noted: list[tuple[Launched, Pass, float, float | None]] = []
 
@@ -35,6 +36,8 @@ class Stopwatch:
         """Note what the pass took. Only passes that nothing but write tell what drafts cost."""
         now, before = perf_counter(), self._landed_at
         self._landed_at = now
+        # Who waits for a graph to be captured learns nothing of the next pass of that size.
+        routine, self._prepared = self.runner.prepared == self._prepared, self.runner.prepared
         work, wrote = launched.work, self._wrote
         self._wrote = all(item.completes and item.rows == 1 for item in work)
         if not self._wrote:
@@ -42,7 +45,7 @@ class Stopwatch:
         self.writing_steps += 1
         flight = launched.flight
         self.replayed_steps += flight.landed is not None and flight.replayed
-        if not self.drafting.measures:
+        if not self.drafting.measures or not routine:
             return
         # A pass that ran ahead began when the one before it landed.
         took = now - max(before, launched.started)

@@ -140,6 +140,11 @@ class Runner:
         return self.graphs.most_rows if self.graphs is not None else 0
 
     @property
+    def prepared(self) -> int:
+        """Grows when something is built that later passes use again."""
+        return self.graphs.captured if self.graphs is not None else 0
+
+    @property
     def runs_ahead(self) -> bool:
         """Whether a pass can start before the tokens of the one before are known here."""
         return self.graphs is not None

@@ -17,7 +17,7 @@ from outrider.engine.policy.cost import Measured, PassCost, smooth
 from outrider.engine.policy.explain import Decisions, explain
 from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
-from outrider.engine.policy.timing import Timing
+from outrider.engine.policy.timing import FIRST, Timing
 from outrider.model.loading import load_model
 from outrider.model.runner import Runner
 
@@ -53,7 +53,8 @@ def test_a_pass_that_must_wait_for_drafts_costs_that_too() -> None:
     policy = Policy(lambda: Measured([1, 8], [10.0, 10.1], 256))
     base = Pass(writers=1, rows=1, sequences=1, keys=0)
     assert policy.choose([[0.3]], base, 8).kept == [[0]]
-    policy.waited.learn(4.0, requests=1)
+    for _ in range(FIRST):
+        policy.waited.learn(4.0, requests=1)
     assert policy.choose([[0.3]], base, 8).kept == [[]]
     assert policy.choose([[0.9, 0.8]], base, 8).kept == [[0, 1]]
     told = str(explain("auto", [], True, policy, Decisions()))

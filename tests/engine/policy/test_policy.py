@@ -71,7 +71,8 @@ def test_what_reading_takes_is_measured() -> None:
 
 def test_a_device_that_must_wait_makes_a_draft_dearer_unless_it_waits_anyway() -> None:
     policy = make()
-    policy.waited.learn(500.0, 1)
+    for _ in range(FIRST):
+        policy.waited.learn(500.0, 1)
     assert not asked(policy)
     outlook, sizes = Outlook([0.9, 1.71, 2.44], 0.0, 3), [Size(3, 3)]
     others = ALONE._replace(log_gain=0.01)  # somebody's draft is checked in the same pass
@@ -82,7 +83,8 @@ def test_a_device_that_must_wait_makes_a_draft_dearer_unless_it_waits_anyway() -
 def test_drafts_that_follow_each_other_cost_what_they_take_on_the_device() -> None:
     policy = make()
     policy.timings["d"].learn(30.0, 1, 3)  # by the host's hand
-    policy.waited.learn(40.0, 1)
+    for _ in range(FIRST):
+        policy.waited.learn(40.0, 1)
     assert policy.price("d", [0], ALONE, follows=False)([0], 3) == pytest.approx(70.0)
     assert policy.price("d", [0], ALONE, follows=True)([0], 3) == pytest.approx(30.0)
     policy.following["d"].learn(6.0, 1, 3)

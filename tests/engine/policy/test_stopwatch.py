@@ -8,6 +8,7 @@ import pytest
 from outrider.core.tree import TokenTree
 from outrider.engine import stopwatch
 from outrider.engine.launched import Launched
+from outrider.engine.policy.timing import Waiting
 from outrider.engine.stopwatch import Stopwatch
 
 
@@ -27,7 +28,7 @@ def test_what_a_drafters_model_takes_is_not_the_hosts_time(
 ) -> None:
     policy: Any = SimpleNamespace(cost=Heard(), waited=Heard())
     drafting: Any = SimpleNamespace(policy=policy, measures=True, hurried=False)
-    runner: Any = SimpleNamespace(runs_ahead=True)
+    runner: Any = SimpleNamespace(runs_ahead=True, prepared=0)
     flight: Any = SimpleNamespace(landed=None)
     clock = Stopwatch(runner, drafting)
     tree = TokenTree.chain([5, 6], "d")
@@ -40,3 +41,34 @@ def test_what_a_drafters_model_takes_is_not_the_hosts_time(
     # After a prompt, as at the very first, a pass waits without any draft as well.
     assert policy.waited == [(4.0 - 1.0 - 2.5, 1)]
     assert clock.writing_steps == 3
+
+
+def test_passes_that_waited_for_a_graph_to_be_captured_tell_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy: Any = SimpleNamespace(cost=Heard(), waited=Heard())
+    drafting: Any = SimpleNamespace(policy=policy, measures=True, hurried=False)
+    runner: Any = SimpleNamespace(runs_ahead=True, prepared=3)
+    clock = Stopwatch(runner, drafting)
+    tree, flight = TokenTree.chain([5, 6], "d"), SimpleNamespace(landed=None)
+    for prepared, started, landed in ((3, 0.0, 1.0), (4, 19.0, 20.0), (4, 21.0, 23.0)):
+        runner.prepared = prepared
+        monkeypatch.setattr(stopwatch, "perf_counter", lambda now=landed: now)
+        clock.landed(Launched([step_of(1)], [tree], flight, started))  # type: ignore[arg-type]
+    clock.teach()
+    assert policy.cost == [(3, 1, 3, 1.0), (3, 1, 3, 2.0)]
+    assert policy.waited == [(1.0, 1)]
+
+
+def test_the_shortest_of_the_first_waits_counts_and_none_before_them() -> None:
+    """On a GPU one wait of 17 ms, behind something that is built once, had kept drafts away."""
+    waiting = Waiting()
+    for seconds in (17.0, 0.5):
+        waiting.learn(seconds, 1)
+        assert waiting.seconds(1) == 0.0
+    waiting.learn(0.8, 1)
+    assert waiting.seconds(1) == waiting.seconds(64) == 0.5
+    waiting.learn(9.0, 64)  # of another size of batch, of which too little is known
+    assert waiting.seconds(64) == 0.5
+    waiting.learn(0.6, 1)
+    assert waiting.seconds(1) == pytest.approx(0.51)

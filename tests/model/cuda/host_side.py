@@ -19,6 +19,7 @@ class HostSide(Graphs):
         self.device, self._shape = device, (heads, kv_heads, 0)
         self.invariant, self.most_rows = False, BUCKETS[-1]
         self.prompts = self.together = None
+        self._graphs = {}
         self.table = SlotTable(lines, longest, device)
         size = FIELDS * self.most_rows + 2 * updates_of(self.most_rows)
         self._staging = [torch.zeros(size, dtype=torch.int64) for _ in range(2)]

@@ -69,17 +69,24 @@ class Timing:
 @dataclass
 class Waiting:
     """How long a GPU stands still when a pass must wait for drafts: from the moment the tokens of
-    the last pass are known until the next one starts. Passes without drafts follow each other."""
+    the last pass are known until the next one starts. Passes without drafts follow each other.
+
+    Of the first few waits of a size of batch the shortest counts, and none before all of them were
+    seen: who thinks it long does not draft, and would never learn better."""
 
     _by_size: dict[int, float] = field(default_factory=dict)  # by bits of the batch size
+    _seen: dict[int, int] = field(default_factory=dict)
 
     def learn(self, seconds: float, requests: int) -> None:
         bits = requests.bit_length()
-        self._by_size[bits] = _blend(self._by_size.get(bits), seconds)
+        old, seen = self._by_size.get(bits), self._seen.get(bits, 0)
+        young = seen < FIRST
+        self._by_size[bits] = min(seconds, old or seconds) if young else _blend(old, seconds)
+        self._seen[bits] = seen + 1
 
     def seconds(self, requests: int) -> float:
         """From the nearest batch size that was seen; nothing, while none was."""
-        if not self._by_size:
+        known = [bits for bits, seen in self._seen.items() if seen >= FIRST]
+        if not known:
             return 0.0
-        nearest = min(self._by_size, key=lambda bits: abs(bits - requests.bit_length()))
-        return self._by_size[nearest]
+        return self._by_size[min(known, key=lambda bits: abs(bits - requests.bit_length()))]

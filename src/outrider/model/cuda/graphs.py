@@ -129,6 +129,11 @@ class Graphs:
     def fused(self) -> bool:
         return isinstance(self._forward, FusedModel)
 
+    @property
+    def captured(self) -> int:
+        """Graphs of passes over few rows."""
+        return len(self._graphs)
+
     def fits(self, segments: list[Segment]) -> bool:
         """Whether a graph can do this pass: few rows, below texts that the table has room for."""
         rows, most = [len(segment.tokens) for segment in segments], self.table.longest
