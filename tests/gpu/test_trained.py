@@ -9,8 +9,14 @@ from tests.engine.helpers import make_models
 from tests.heads.compared import ROWS
 from tests.heads.looped import Watched
 from tests.heads.untrained import Heads
+from transformers import AutoModelForCausalLM
 
 from outrider import LLM, SamplingParams
+from outrider.train.batch import Vocabulary
+from outrider.train.loop import Plan, train
+from outrider.train.objective import OBJECTIVES
+from outrider.train.start import new_head
+from outrider.train.texts import Text
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,3 +121,16 @@ def test_drafts_that_follow_each_other_are_those_of_the_host(
     assert sum(held[1]) > 60
     # At a text's end, chains of the device are not cut short.
     assert all(abs(a - b) <= 2 for a, b in zip(*held, strict=True))
+
+
+@pytest.mark.parametrize("kind", list(OBJECTIVES))
+def test_lessons_in_half_precision(target: str, tmp_path: Path, kind: str):
+    """Some functions refuse it, and do so on a GPU only."""
+    model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).cuda()
+    size = model.config.vocab_size
+    texts = [Text([(5 + 7 * i * j) % size for j in range(40)], 4) for i in range(24)]
+    words = Vocabulary.of(texts, 200, size, {0}).to(model.device)
+    head, config = new_head(kind, model, words)
+    plan = Plan(kind, steps=12, texts_per_step=12, every=4, seed=1, learning_rate=1e-2)
+    judged = train(model, head, config, texts, words, plan, tmp_path)
+    assert judged[-1].lessons < judged[0].lessons

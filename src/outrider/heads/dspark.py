@@ -162,7 +162,11 @@ class DSpark(Head):
 
     def confidence(self, states: Tensor, before: Tensor) -> Tensor:
         """[...]: the chance that the target agrees with the guess of each place."""
+        return self.sureness(states, before).sigmoid()
+
+    def sureness(self, states: Tensor, before: Tensor) -> Tensor:
+        """[...]: the same as log odds."""
         if self.options.confidence_with_markov:
             states = torch.cat([states, self.markov_head.markov_w1(before)], -1)
         scores: Tensor = self.confidence_head.proj(states)
-        return scores.squeeze(-1).sigmoid()
+        return scores.squeeze(-1)

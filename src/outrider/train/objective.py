@@ -13,6 +13,7 @@ from outrider.train.batch import Batch, Truth, Vocabulary
 DEPTHS = 5  # of EAGLE-3's own states that training goes through
 FADING = 0.8  # of the weight of a guess, per depth
 ANCHORS = 128  # places per text where a block begins
+NEARING = 3.0  # how fast cross entropy makes way as guesses come to hold
 BLOCK_FADING = 4.0  # places over which the weight of a block's guess falls to 1 / e
 
 
@@ -151,9 +152,9 @@ def dspark(head: Any, batch: Batch, words: Vocabulary, random: torch.Generator) 
     certain = total - guess.gather(-1, label.clamp(min=0)[..., None])[..., 0].float()
     each = 0.1 * certain * (label >= 0) + 0.9 * distance
     if head.options.confidence:
-        sure = head.confidence(states, before).float().clamp(1e-6, 1 - 1e-6)
         kept = (1 - distance.detach() / 2).clamp(0, 1)
-        each = each + functional.binary_cross_entropy(sure, kept, reduction="none")
+        sure = head.sureness(states, before).float()
+        each = each + functional.binary_cross_entropy_with_logits(sure, kept, reduction="none")
     weight = told * torch.exp(-depth / BLOCK_FADING)
     loss = (each * weight).sum() / weight.sum().clamp(min=1)
     hits = _agrees(guess, truth) & told
@@ -209,10 +210,16 @@ def _learned_after(batch: Batch, ahead: int) -> _Told:
 
 
 def _soft_loss(guess: Tensor, truth: Truth) -> Tensor:
-    """Cross entropy of guesses [rows, draft vocabulary] against the target's distribution over the
-    drafter's tokens; not where the target's favourite is none of those."""
+    """Of guesses [rows, draft vocabulary]; not where the target's favourite is none of those.
+
+    The cross entropy against the target's distribution over the drafter's tokens teaches from afar.
+    A small drafter cannot make it vanish, and the nearer it comes, the more it learns what counts:
+    the share of its guesses that are rejected (arXiv 2602.23881)."""
     p = truth.chances / truth.chances.sum(-1, keepdim=True).clamp(min=1e-6)
-    each = guess.float().logsumexp(-1) - (p * guess.gather(-1, truth.tokens)).sum(-1)
+    said = guess.gather(-1, truth.tokens).float() - guess.float().logsumexp(-1, keepdim=True)
+    held = torch.minimum(truth.chances, said.exp()).sum(-1)  # [rows]
+    afar = torch.exp(-NEARING * held.detach().mean())
+    each = afar * -(p * said).sum(-1) + (1 - afar) * (1 - held)
     known = truth.best >= 0
     return (each * known).sum() / known.sum().clamp(min=1)
 
