@@ -1,34 +1,22 @@
 """Who drafts for which request, and how much of it is checked."""
 
-from math import log1p
 from time import perf_counter
-from typing import NamedTuple
 
 from outrider.core.errors import OutriderError
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree, is_chain
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
-from outrider.drafters.merging import merge
-from outrider.drafters.shapes import Shape
 from outrider.engine.crew import Crew, Plan
+from outrider.engine.cutting import Cut, Proposal, worth_checking
 from outrider.engine.policy.explain import Decisions, Explanation, explain
-from outrider.engine.policy.gate import Outlook, Pass, Size
+from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.interest import Rest
 from outrider.engine.policy.policy import Policy
+from outrider.engine.prospects import prospects
 from outrider.model.kv import KVCache
 from outrider.model.runner import Runner
 
-
-class Proposal(NamedTuple):
-    """What one drafter would check, before anything is cut."""
-
-    drafter: Drafter
-    tree: TokenTree
-    chances: list[float]  # per node: that the target's text runs through it
-
-
-BRANCHING = (1, 2, 3, 4, 6, 8, 12, 16)  # nodes of trees of one depth that are told apart
 ROUTINE = 16  # rows at most that a drafter reads before a draft, once it follows a text
 
 
@@ -175,7 +163,7 @@ class Drafting:
 
     def _look_up(
         self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int, late: bool
-    ) -> "Cut":
+    ) -> Cut:
         """What the lookups alone promise."""
         asked: list[tuple[Drafter, Request]] = []
         for drafter in filter(_is_lookup, self._competing(batch)):
@@ -201,13 +189,13 @@ class Drafting:
         batch: list[Request],
         budget: dict[Request, int],
         base: Pass,
-        cut: "Cut",
+        cut: Cut,
         late: bool,
     ) -> bool:
         """Have a drafter that costs time draft for those requests where it pays, if any. Whether it
         has: it could not, where the pass has begun."""
         mine = self._drafted_by(drafter, batch)
-        sizes, outlooks = self._outlooks(drafter, mine, budget, cut.expected)
+        sizes, outlooks = prospects(self.policy, drafter, mine, budget, cut.expected)
         ahead = base._replace(
             rows=base.rows + sum(len(tree) for tree in cut.trees.values()),
             log_gain=cut.log_gain,
@@ -228,26 +216,6 @@ class Drafting:
                 if proposals and sum(proposals[-1].chances) >= cut.expected[request]:
                     self._alone[request] = drafter
         return True
-
-    def _outlooks(
-        self,
-        drafter: Drafter,
-        batch: list[Request],
-        budget: dict[Request, int],
-        without: dict[Request, float],
-    ) -> tuple[list[Size], list[Outlook]]:
-        """The drafts that the drafter may be asked for, and what requests may expect of them."""
-        rooms = [min(budget[request], drafter.longest) for request in batch]
-        outlines = drafter.outlines(max(rooms))
-        sizes = _sizes(drafter, max(rooms), outlines)
-        return sizes, [
-            Outlook(
-                self.policy.gains(request, drafter.name, sizes, outlines, room),
-                without[request],
-                room,
-            )
-            for request, room in zip(batch, rooms, strict=True)
-        ]
 
     def _call(
         self,
@@ -294,39 +262,10 @@ class Drafting:
 
     def _cut(
         self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int, late: bool
-    ) -> "Cut":
-        """Of all that was proposed, what is worth checking. Where it comes too late, the pass under
-        way will have told what a tree's first level guesses: only what lies below can gain."""
-        whole: dict[Request, Proposal] = {}
-        merged: dict[Request, tuple[TokenTree, list[float]]] = {}
-        for request in batch:
-            proposals = self._proposals[request]
-            alone = self._alone.get(request)
-            uncut = [
-                p
-                for p in proposals
-                if p.tree.q is not None or not p.drafter.divisible or p.drafter is alone
-            ]
-            if uncut:
-                whole[request] = uncut[-1]
-            elif proposals:
-                _, trees, chances = zip(*proposals, strict=True)
-                merged[request] = merge(list(trees), list(chances), budget[request])
-        taken = sum(len(p.tree) for p in whole.values())
-        expected = {r: sum(p.chances) for r, p in whole.items()}
-        base = base._replace(
-            rows=base.rows + taken,
-            log_gain=base.log_gain + sum(map(log1p, expected.values())),
-        )
-        offered = [_below_first(tree, paths) if late else paths for tree, paths in merged.values()]
-        choice = self.policy.choose(offered, base, max(0, room - taken))
-        checked = dict.fromkeys(batch, TokenTree.empty())
-        checked |= {r: p.tree for r, p in whole.items()}
-        for request, paths, kept in zip(merged, offered, choice.kept, strict=True):
-            tree = merged[request][0]
-            checked[request] = tree if late and kept else tree.select(kept)
-            expected[request] = sum(paths[node] for node in kept)
-        return Cut(checked, {r: expected.get(r, 0.0) for r in batch}, choice.log_gain, choice.speed)
+    ) -> Cut:
+        """Of all that was proposed for these, what is worth checking."""
+        proposals = {request: self._proposals[request] for request in batch}
+        return worth_checking(self.policy, proposals, self._alone, budget, base, room, late)
 
     # ---- drafts that follow each other on the device ----
 
@@ -373,7 +312,8 @@ class Drafting:
         else:
             self._proposals = {request: [] for request in chains}
             cut = self._look_up(self._in_turn(list(chains), base), budget, base, room, late=True)
-        sizes, outlooks = self._outlooks(drafter, batch, budget, dict.fromkeys(batch, 0.0))
+        nothing = dict.fromkeys(batch, 0.0)
+        sizes, outlooks = prospects(self.policy, drafter, batch, budget, nothing)
         lengths = [len(chains[request]) for request in batch]
         return self.policy.goes_on(drafter.name, outlooks, sizes, lengths, base, cut.speed)
 
@@ -438,31 +378,6 @@ class Drafting:
         self._lessons.clear()
 
 
-def _sizes(drafter: Drafter, longest: int, outlines: list[Shape]) -> list[Size]:
-    if not outlines:
-        counts = range(1, longest + 1) if drafter.divisible else [longest]
-        return [Size(nodes, drafter.depth(nodes)) for nodes in counts]
-    return [
-        Size(nodes, depth)
-        for depth, shape in enumerate(outlines, 1)
-        for nodes in BRANCHING
-        if depth <= nodes <= len(shape)
-    ]
-
-
-def _below_first(tree: TokenTree, paths: list[float]) -> list[float]:
-    return [path for path, depth in zip(paths, tree.depths, strict=True) if depth > 1]
-
-
 def _is_lookup(drafter: Drafter) -> bool:
     """Takes microseconds, and its proposals may be cut at will: no need to think beforehand."""
     return drafter.light and drafter.divisible
-
-
-class Cut(NamedTuple):
-    """What is left of the proposals, and what the pass promises with it."""
-
-    trees: dict[Request, TokenTree]
-    expected: dict[Request, float]  # tokens beyond the target's own
-    log_gain: float  # sum of log(1 + expected), with what the pass had before
-    speed: float  # of the mean request, in tokens per second
