@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.sampling.noise import Key, Purpose, noise, streams
+from outrider.sampling import shared_noise
+from outrider.sampling.choose import perturbed_max
+from outrider.sampling.noise import Key, Purpose, group_noise, noise, streams
+from outrider.sampling.shared_noise import SharedNoise
 from outrider.sampling.top import perturbed_top
 from tests.sampling.statistics import ALPHA, p_value
 from tests.sampling.test_choose import shapes_of_scores
@@ -50,3 +53,30 @@ def test_rows_with_nothing_to_choose_give_nothing_finite() -> None:
     values, tokens = perturbed_top(scores, make_streams(3), 5, 5)
     assert values.isfinite().sum(-1).tolist() == [0, 0, 3]
     assert sorted(tokens[2, :3].tolist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["usual", "flat", "float64", "narrow"])
+def test_rows_at_the_same_place_have_the_noise_they_would_have_alone(name: str) -> None:
+    """Nodes of one level of a tree: eight places for 24 rows, each number computed once."""
+    scores = shapes_of_scores()[name]
+    stream = make_streams(8).repeat(3, 1)
+    assert torch.equal(
+        perturbed_max(scores, stream)[1], (scores + noise(stream, scores.shape[1])).argmax(-1)
+    )
+    together = perturbed_top(scores, stream, 8, 4)
+    alone = [perturbed_top(scores[i : i + 1], stream[i : i + 1], 8, 4) for i in range(24)]
+    for both, each in zip(together, zip(*alone)):
+        assert torch.equal(both[:, :4], torch.cat(each)[:, :4])
+
+
+def test_noise_that_rows_share_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def counted(stream: Tensor, *others: Tensor) -> Tensor:
+        opened.append(len(stream))
+        return group_noise(stream, *others)
+
+    monkeypatch.setattr(shared_noise, "group_noise", counted)
+    shared = SharedNoise(make_streams(2).repeat(4, 1), 10)
+    found = shared.of_groups(torch.arange(8), torch.tensor([[3, 7]] * 8))
+    assert opened == [4] and torch.equal(found[:2].repeat(4, 1, 1), found)

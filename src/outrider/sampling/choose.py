@@ -6,16 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.sampling.noise import (
-    GROUP,
-    Key,
-    Purpose,
-    group_least,
-    group_noise,
-    gumbel,
-    streams,
-)
+from outrider.sampling.noise import GROUP, Key, Purpose, streams
 from outrider.sampling.rows import Row
+from outrider.sampling.shared_noise import SharedNoise
 
 NO_TOKEN = -1  # chosen where a row has no finite maximum; no drafted token equals it
 WINDOW = 16  # groups opened at first; mostly enough, as some 5 to 30 can win at T = 1
@@ -75,8 +68,8 @@ def perturbed_max(scores: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
     """
     grouped = _grouped(scores)  # [rows, groups, GROUP]
     rows, groups, _ = grouped.shape
-    least, place = group_least(stream, groups)  # [rows, groups]
-    bound = grouped.amax(-1) + gumbel(least)  # [rows, groups]
+    noise = SharedNoise(stream, groups)
+    bound = grouped.amax(-1) + noise.highest  # [rows, groups]
     values = scores.new_empty(rows)
     tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
     todo, window = torch.arange(rows, device=scores.device), WINDOW
@@ -86,9 +79,8 @@ def perturbed_max(scores: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
         if not last:
             ceiling, group = ceiling[:, -1], group[:, :-1]
         group = group.sort(-1).values  # [todo, window], ascending: a tie goes to the lower token id
-        at = todo[:, None]
-        noise = group_noise(stream[todo], group, least[at, group], place[at, group])
-        value, index = (grouped[at, group] + noise).flatten(1).max(-1)
+        opened = grouped[todo[:, None], group] + noise.of_groups(todo, group)
+        value, index = opened.flatten(1).max(-1)
         values[todo] = value
         tokens[todo] = group.gather(1, index[:, None] // GROUP)[:, 0] * GROUP + index % GROUP
         if last:

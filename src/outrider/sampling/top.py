@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from outrider.sampling.choose import WINDOW, _grouped
-from outrider.sampling.noise import GROUP, group_least, group_noise, gumbel
+from outrider.sampling.noise import GROUP
+from outrider.sampling.shared_noise import SharedNoise
 
 
 def perturbed_top(scores: Tensor, stream: Tensor, count: int, sure: int) -> tuple[Tensor, Tensor]:
@@ -21,8 +22,8 @@ def perturbed_top(scores: Tensor, stream: Tensor, count: int, sure: int) -> tupl
     rows, groups, _ = grouped.shape
     count = min(count, groups * GROUP)
     sure = min(sure, count)
-    least, place = group_least(stream, groups)  # [rows, groups]
-    bound = grouped.amax(-1) + gumbel(least)  # [rows, groups]
+    noise = SharedNoise(stream, groups)
+    bound = grouped.amax(-1) + noise.highest  # [rows, groups]
     values = scores.new_empty(rows, count)
     tokens = torch.empty(rows, count, dtype=torch.int64, device=scores.device)
     todo, window = torch.arange(rows, device=scores.device), max(WINDOW, -(-count // GROUP))
@@ -31,9 +32,8 @@ def perturbed_top(scores: Tensor, stream: Tensor, count: int, sure: int) -> tupl
         ceiling, group = bound[todo].topk(min(window + 1, groups), -1)
         if not last:
             ceiling, group = ceiling[:, -1], group[:, :-1]
-        at = todo[:, None]
-        noise = group_noise(stream[todo], group, least[at, group], place[at, group])
-        value, index = (grouped[at, group] + noise).flatten(1).topk(count, -1)  # [todo, count]
+        opened = grouped[todo[:, None], group] + noise.of_groups(todo, group)
+        value, index = opened.flatten(1).topk(count, -1)  # [todo, count]
         values[todo] = value
         tokens[todo] = group.gather(1, index // GROUP) * GROUP + index % GROUP
         if last:

@@ -11,6 +11,7 @@ from outrider.core.request import Request
 from outrider.core.tree import ROOT, TokenTree
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.shapes import Shape, best_shape, chain
+from outrider.engine.prospects import prospects
 
 RATES = (0.4, 0.25, 0.1, 0.05)  # that the text goes on with the first, second, … guess
 
@@ -86,8 +87,8 @@ def test_a_request_is_promised_no_more_than_it_has_room_for() -> None:
     replay = Replay([Ranked])
     replay.run(1, 50)
     one, many = (Request(name, [1], SamplingParams(), seed=0) for name in "ab")
-    sizes, (small, large) = replay.drafting._outlooks(
-        replay.members[0], [one, many], {one: 1, many: 8}, {one: 0.0, many: 0.0}
+    sizes, (small, large) = prospects(
+        replay.policy, replay.members[0], [one, many], {one: 1, many: 8}, {one: 0.0, many: 0.0}
     )
     assert max(size.nodes for size in sizes) == 8
     assert len(set(small.gains)) == 1  # one node, whatever the tree
