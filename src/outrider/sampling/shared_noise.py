@@ -1,5 +1,5 @@
-"""The noise of many rows, each number computed once: nodes of a tree that stand at the same place of
-a text have all of it in common."""
+"""The noise of many rows, each number computed once: nodes of a tree that stand at the same place
+of a text have all of it in common."""
 
 import torch
 from torch import Tensor
