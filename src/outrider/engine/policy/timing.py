@@ -79,9 +79,11 @@ class Waiting:
 
     def learn(self, seconds: float, requests: int) -> None:
         bits = requests.bit_length()
-        old, seen = self._by_size.get(bits), self._seen.get(bits, 0)
-        young = seen < FIRST
-        self._by_size[bits] = min(seconds, old or seconds) if young else _blend(old, seconds)
+        seen = self._seen.get(bits, 0)
+        if seen < FIRST:
+            self._by_size[bits] = min(seconds, self._by_size.get(bits, seconds))
+        else:
+            self._by_size[bits] = _blend(self._by_size[bits], seconds)
         self._seen[bits] = seen + 1
 
     def seconds(self, requests: int) -> float:
