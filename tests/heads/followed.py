@@ -40,7 +40,7 @@ from outrider.sampling.noise import Key, Purpose, noise, streams
 class BufferGraphs:
     """Stands for `Graphs`."""
 
-    most_rows = 256
+    most_rows, captured = 256, 0
 
     def __init__(self, runner: Runner, table: SlotTable) -> None:
         self.runner, self.table = runner, table

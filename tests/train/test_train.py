@@ -1,6 +1,7 @@
 """Drafters learn from what a tiny target writes."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,6 +201,22 @@ def test_the_truth_is_told_in_the_drafters_own_tokens() -> None:
     for row in range(2):
         expected = p[row, words.ids[truth.tokens[row]]]
         assert torch.allclose(truth.chances[row], expected)
+
+
+def test_a_loss_goes_from_cross_entropy_to_the_share_of_rejected_guesses() -> None:
+    p = torch.tensor([[0.6, 0.3, 0.1]])
+    truth = Truth(torch.tensor([0]), torch.tensor([[0, 1, 2]]), p)
+    entropy = float(-(p * p.log()).sum())
+    near, afar = p.log(), torch.tensor([[-9.0, -9.0, 9.0]])
+    loss = objective._soft_loss(near, truth)
+    assert float(loss) == pytest.approx(math.exp(-3) * entropy, rel=1e-5)  # nothing is rejected
+    said = afar.log_softmax(-1)
+    held = float(torch.minimum(p, said.exp()).sum())  # a tenth: it bets on the third token alone
+    share = math.exp(-3 * held)
+    expected = share * float(-(p * said).sum()) + (1 - share) * (1 - held)
+    assert float(objective._soft_loss(afar, truth)) == pytest.approx(expected, rel=1e-5)
+    unknown = truth._replace(best=torch.tensor([-1]))  # the drafter does not know the favourite
+    assert float(objective._soft_loss(afar, unknown)) == 0.0
 
 
 def test_a_normed_head_is_read_as_one(
