@@ -187,6 +187,24 @@ def test_what_the_host_takes_to_launch_a_pass_is_not_the_devices_time(
     assert len(begun) > 3 and all(begun)
 
 
+@pytest.mark.parametrize("captures", [False, True])
+def test_what_waits_for_a_capture_is_not_held_against_drafts(
+    models: Models, monkeypatch: pytest.MonkeyPatch, captures: bool
+) -> None:
+    llm, graphs = make_ahead(models, "auto")
+    engine, launch = llm.engine, graphs.launch
+    engine.policy.cost = PassCost(Measured([1, 64], [1.0, 1.0], context=256), fixed=True)
+
+    def capturing(segments: list[Segment]) -> Flight:
+        graphs.captured += captures
+        return launch(segments)
+
+    monkeypatch.setattr(graphs, "launch", capturing)
+    for _ in range(2):  # the second time, all can be copied
+        run(llm, greedy(1, max_tokens=60, ignore_eos=True))
+    assert bool(engine.policy.waited._seen) != captures
+
+
 def test_texts_end_at_any_time(models: Models) -> None:
     """By length, by a stop token that nobody could foresee, by a stop string."""
     asked = greedy(12, max_tokens=40, stop_token_ids=[*range(20, 120)])
