@@ -17,6 +17,17 @@ class Heard(list[tuple[Any, ...]]):
         self.append(said)
 
 
+FLIGHT: Any = SimpleNamespace(landed=None)
+
+
+def make() -> tuple[Any, Any, Stopwatch]:
+    """A policy, a runner and the clock between them."""
+    policy: Any = SimpleNamespace(cost=Heard(), waited=Heard())
+    drafting: Any = SimpleNamespace(policy=policy, measures=True, hurried=False)
+    runner: Any = SimpleNamespace(runs_ahead=True, prepared=3)
+    return policy, runner, Stopwatch(runner, drafting)
+
+
 def step_of(rows: int) -> Any:
     item: Any = SimpleNamespace(completes=True, rows=rows, sequence=SimpleNamespace())
     item.sequence.request = SimpleNamespace(slots=[1, 2, 3], output_ids=[1])
@@ -26,16 +37,12 @@ def step_of(rows: int) -> Any:
 def test_what_a_drafters_model_takes_is_not_the_hosts_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    policy: Any = SimpleNamespace(cost=Heard(), waited=Heard())
-    drafting: Any = SimpleNamespace(policy=policy, measures=True, hurried=False)
-    runner: Any = SimpleNamespace(runs_ahead=True, prepared=0)
-    flight: Any = SimpleNamespace(landed=None)
-    clock = Stopwatch(runner, drafting)
+    policy, _, clock = make()
     tree = TokenTree.chain([5, 6], "d")
     for rows, started, landed in ((1, 0.0, 1.0), (1, 4.0, 9.0), (7, 10.0, 13.0), (1, 19.0, 20.0)):
         monkeypatch.setattr(stopwatch, "perf_counter", lambda now=landed: now)
         modelled = 2.5 if started == 4.0 else 0.0
-        clock.landed(Launched([step_of(rows)], [tree], flight, started, modelled=modelled))
+        clock.landed(Launched([step_of(rows)], [tree], FLIGHT, started, modelled=modelled))
     clock.teach()
     assert policy.cost == [(3, 1, 3, 1.0), (3, 1, 3, 5.0), (3, 1, 3, 1.0)]
     # After a prompt, as at the very first, a pass waits without any draft as well.
@@ -46,15 +53,12 @@ def test_what_a_drafters_model_takes_is_not_the_hosts_time(
 def test_passes_that_waited_for_a_graph_to_be_captured_tell_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    policy: Any = SimpleNamespace(cost=Heard(), waited=Heard())
-    drafting: Any = SimpleNamespace(policy=policy, measures=True, hurried=False)
-    runner: Any = SimpleNamespace(runs_ahead=True, prepared=3)
-    clock = Stopwatch(runner, drafting)
-    tree, flight = TokenTree.chain([5, 6], "d"), SimpleNamespace(landed=None)
+    policy, runner, clock = make()
+    tree = TokenTree.chain([5, 6], "d")
     for prepared, started, landed in ((3, 0.0, 1.0), (4, 19.0, 20.0), (4, 21.0, 23.0)):
         runner.prepared = prepared
         monkeypatch.setattr(stopwatch, "perf_counter", lambda now=landed: now)
-        clock.landed(Launched([step_of(1)], [tree], flight, started))  # type: ignore[arg-type]
+        clock.landed(Launched([step_of(1)], [tree], FLIGHT, started))
     clock.teach()
     assert policy.cost == [(3, 1, 3, 1.0), (3, 1, 3, 2.0)]
     assert policy.waited == [(1.0, 1)]
