@@ -1,5 +1,7 @@
 """Linear layers made so that a pass over a few rows costs little more than a pass over one.
 
+In bfloat16 on a CPU they are packed: see `packed.py`.
+
 torch's float32 products on a CPU take `x @ W.T` with W stored row by row. Up to 3 rows that takes
 as long as one: the weight is read once. From 4 on it takes two to four times as long.
 
@@ -8,13 +10,16 @@ again as one. A large one would take twice as long for 2 rows already, so it sta
 from 4 rows on the product is turned round, `W @ x.T`, which takes twice as long as one row up to
 some dozens.
 
-Values, shapes and ties of the weights stay as they are.
+Values and shapes of the weights stay as they are.
 """
+
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from outrider.model.packed import PackedLinear, can_pack, pack
 from outrider.model.quantized import is_plain
 
 LARGE, LONG = 1 << 21, 1024  # elements of a weight that no cache holds, and of each of its lines
@@ -39,24 +44,31 @@ class LargeLinear(nn.Linear):
 
 
 def lay_out_for_few_rows(model: nn.Module) -> None:
-    """For float32 on a CPU only: other kernels bring their weights into an order of their own."""
+    """For layers on a CPU, in float32 and bfloat16."""
     for module in model.modules():
         if not is_plain(module):
             continue
-        weight: nn.Parameter = module.weight  # type: ignore[assignment]
-        if weight.device.type != "cpu" or weight.dtype != torch.float32:
-            continue
-        if weight.numel() >= LARGE and weight.shape[1] >= LONG:
-            if type(module) is nn.Linear:
-                module.__class__ = LargeLinear
-        elif weight.is_contiguous():  # not so where it is shared, and was laid out before
-            weight.data = weight.data.t().contiguous().t()  # an embedding tied to it stays tied
+        linear = cast(nn.Linear, module)
+        if can_pack(linear.weight):
+            pack(linear)
+        elif linear.weight.device.type == "cpu" and linear.weight.dtype == torch.float32:
+            _lay_out(linear)
+
+
+def _lay_out(module: nn.Linear) -> None:
+    weight = module.weight
+    if weight.numel() >= LARGE and weight.shape[1] >= LONG:
+        if type(module) is nn.Linear:
+            module.__class__ = LargeLinear
+    elif weight.is_contiguous():  # not so where it is shared, and was laid out before
+        weight.data = weight.data.t().contiguous().t()  # an embedding tied to it stays tied
 
 
 def count_laid_out(model: nn.Module) -> tuple[int, int]:
     """Linear layers made for few rows, and all that there are."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     made = [
-        isinstance(m, LargeLinear) or (is_plain(m) and not m.weight.is_contiguous()) for m in layers
+        isinstance(m, (LargeLinear, PackedLinear)) or (is_plain(m) and not m.weight.is_contiguous())
+        for m in layers
     ]
     return sum(made), len(layers)

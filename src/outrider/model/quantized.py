@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.errors import ConfigError, ModelError, unknown_name
+from outrider.model.packed import is_packed
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def weight_bytes(model: nn.Module) -> int:
     sizes: dict[int, int] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         for part in _parts(tensor):
-            sizes[part.data_ptr()] = part.nbytes
+            sizes[id(part) if is_packed(part) else part.data_ptr()] = part.nbytes
     return sum(sizes.values())
 
 

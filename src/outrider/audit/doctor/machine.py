@@ -13,6 +13,7 @@ from outrider.model.cache import cache_root, is_intact
 from outrider.model.families import FUSED as FAMILIES
 from outrider.model.loading import choose_dtype
 from outrider.model.machine import cores, cpu_info, cpu_name
+from outrider.model.packed import can_pack
 from outrider.model.zoo import ZOO, zoo_names
 
 PACKAGES = (
@@ -113,6 +114,7 @@ def _versions() -> dict[str, str | None]:
 def fast_paths() -> list[FastPath]:
     """What is true of this version on this machine."""
     cuda = torch.cuda.is_available()
+    likely = torch.empty(0, dtype=choose_dtype("auto", torch.device("cpu")))  # weights, that is
     paths = [
         FastPath("CUDA", cuda, f"{torch.cuda.device_count()} device(s)" if cuda else _no_cuda()),
         _bfloat16(),
@@ -126,8 +128,8 @@ def fast_paths() -> list[FastPath]:
         ),
         FastPath(
             "weights for few rows",
-            not cuda and choose_dtype("auto", torch.device("cpu")) == torch.float32,
-            "float32 on a CPU: passes over a few rows cost little more than over one",
+            not cuda and (likely.dtype == torch.float32 or can_pack(likely)),
+            "on a CPU: passes over a few rows cost little more than over one",
         ),
     ]
     return [*paths, *_gpu_paths()]

@@ -60,11 +60,11 @@ def _gpu(runner: Runner) -> list[tuple[str, bool, str]]:
 
 def _cpu(runner: Runner) -> list[tuple[str, bool, str]]:
     laid_out, layers = count_laid_out(runner.model)
-    float32 = "float32 on a CPU: passes over a few rows cost little more than over one"
-    columns = "for plain float32 weights only" if not laid_out else f"{laid_out} of {layers} layers"
+    few = "passes over a few rows cost little more than over one"
+    told = f"{laid_out} of {layers} layers; {few}" if laid_out else "float32 and bfloat16 only"
     return [
         ("packed passes", True, f"rows of all requests in one pass of the module ({runner.way})"),
         ("SDPA attention", True, "torch's kernel over gathered slots, with the tree as a mask"),
-        ("weights for few rows", bool(laid_out), f"{columns}; {float32}" if laid_out else columns),
+        ("weights for few rows", bool(laid_out), told),
         ("CUDA graphs", False, "the model runs on a CPU"),
     ]
