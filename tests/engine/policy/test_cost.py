@@ -158,6 +158,19 @@ def test_another_precision_is_another_calibration(
     assert len(list(cache.glob("*.json"))) == 2
 
 
+def test_calibrations_of_other_versions_and_other_layers_are_not_believed(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_llm(models.target, None).engine.runner
+    files = {calibration._file(runner)}
+    monkeypatch.setattr(calibration, "__version__", "9.9")
+    files.add(calibration._file(runner))
+    head = runner.model.get_output_embeddings()
+    head.__class__ = type("OtherLinear", (type(head),), {})
+    files.add(calibration._file(runner))
+    assert len(files) == 3
+
+
 def test_a_cache_that_cannot_be_written_is_no_obstacle(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

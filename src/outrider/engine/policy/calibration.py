@@ -12,7 +12,9 @@ from time import perf_counter
 
 import torch
 import transformers
+from torch import nn
 
+from outrider import __version__
 from outrider.engine.policy.cost import Measured
 from outrider.model.cache import cache_root
 from outrider.model.machine import cores, cpu_name
@@ -120,8 +122,9 @@ def _file(runner: Runner) -> Path:
     }
     device = runner.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    linears = {type(m).__name__ for m in runner.model.modules() if isinstance(m, nn.Linear)}
     key = [
-        FORMAT, shape, name, str(device.type), str(runner.loaded.dtype),
+        FORMAT, __version__, sorted(linears), shape, name, str(device.type), str(runner.loaded.dtype),
         runner.loaded.quantization, torch.get_num_threads(),
         cores(), torch.__version__, transformers.__version__,
         (runner.fixed_rows, runner.way) if runner.reproducible else 0,
