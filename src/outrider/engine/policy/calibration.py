@@ -124,9 +124,9 @@ def _file(runner: Runner) -> Path:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     linears = {type(m).__name__ for m in runner.model.modules() if isinstance(m, nn.Linear)}
     key = [
-        FORMAT, __version__, sorted(linears), shape, name, str(device.type), str(runner.loaded.dtype),
-        runner.loaded.quantization, torch.get_num_threads(),
-        cores(), torch.__version__, transformers.__version__,
+        FORMAT, __version__, torch.__version__, transformers.__version__, name, str(device.type),
+        shape, sorted(linears), str(runner.loaded.dtype), runner.loaded.quantization,
+        torch.get_num_threads(), cores(),
         (runner.fixed_rows, runner.way) if runner.reproducible else 0,
     ]  # fmt: skip
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
