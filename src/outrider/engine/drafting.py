@@ -194,6 +194,9 @@ class Drafting:
     ) -> bool:
         """Have a drafter that costs time draft for those requests where it pays, if any. Whether it
         has: it could not, where the pass has begun."""
+        doubt, start = self.policy.doubts[drafter.name], perf_counter()
+        if doubt.passes():
+            return False
         mine = self._drafted_by(drafter, batch)
         sizes, outlooks = prospects(self.policy, drafter, mine, budget, cut.expected)
         ahead = base._replace(
@@ -204,6 +207,8 @@ class Drafting:
         follows = drafter.following is not None and drafter.following.takes(batch)
         price = self.policy.price(drafter.name, backlogs, ahead, follows)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
+        step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
+        doubt.answered(offer is not None, perf_counter() - start, step)
         if offer is None or late:
             self.wanted = self.wanted or offer is not None
             return False

@@ -21,9 +21,10 @@ def prospects(
     rooms = [min(budget[request], drafter.longest) for request in batch]
     outlines = drafter.outlines(max(rooms))
     sizes = _sizes(drafter, max(rooms), outlines)
+    gains = policy.gains(batch, drafter.name, sizes, outlines, rooms)
     return sizes, [
-        Outlook(policy.gains(request, drafter.name, sizes, outlines, room), without[request], room)
-        for request, room in zip(batch, rooms, strict=True)
+        Outlook(own, without[request], room)
+        for request, own, room in zip(batch, gains, rooms, strict=True)
     ]
 
 

@@ -4,9 +4,26 @@ import pytest
 
 from outrider.core.tree import TokenTree
 from outrider.drafters.shapes import Shape, described
-from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
+from outrider.engine.policy.acceptance import (
+    Record,
+    Track,
+    alike,
+    in_odds,
+    learn,
+    path_chances,
+)
 from outrider.engine.policy.cost import Measured, PassCost
-from outrider.engine.policy.gate import SHORTEST_PAUSE, Outlook, Pass, Pause, Size, best_offer
+from outrider.engine.policy.gate import (
+    LONGEST_DOUBT,
+    SHORTEST_PAUSE,
+    THINKING,
+    Doubt,
+    Outlook,
+    Pass,
+    Pause,
+    Size,
+    best_offer,
+)
 
 
 def chain(tokens: list[int], confidence: float | None = 0.8) -> TokenTree:
@@ -56,9 +73,9 @@ def test_a_request_departs_from_its_drafters_record_and_newcomers_do_not() -> No
     for _ in range(10):
         copying.learn(0.5, True)
         inventing.learn(0.5, False)
-    assert copying.adjust(0.5) > 0.7
-    assert inventing.adjust(0.5) < 0.3
-    assert Record().adjust(0.5) == 0.5
+    assert in_odds(0.5, copying.odds) > 0.7
+    assert in_odds(0.5, inventing.odds) < 0.3
+    assert in_odds(0.5, Record().odds) == 0.5
 
 
 def test_only_levels_that_were_reached_teach() -> None:
@@ -154,3 +171,32 @@ def test_trials_become_rarer_until_one_succeeds() -> None:
     assert trials == [32, 96, 224, 480, 992]
     pause.end()
     assert next(step for step in range(1, 1000) if pause.tick()) == SHORTEST_PAUSE
+
+
+def test_odds_that_lie_close_together_are_alike() -> None:
+    assert alike(1.0) == 1.0 == alike(1.02)
+    for odds in (0.03, 0.5, 0.9, 1.1, 3.0, 40.0):
+        assert alike(odds) == pytest.approx(odds, rel=0.035)
+        assert alike(alike(odds)) == alike(odds)
+    assert alike(1.2) > alike(1.1) > 1.0 > alike(0.9)
+
+
+def test_what_did_not_pay_is_thought_over_again_as_time_allows() -> None:
+    doubt = Doubt()
+    assert not doubt.passes()
+    doubt.answered(paid=False, seconds=THINKING / 2, step=1.0)  # that is quick enough
+    assert not doubt.passes()
+    doubt.answered(paid=False, seconds=3.5 * THINKING, step=1.0)
+    assert [doubt.passes() for _ in range(4)] == [True, True, True, False]
+    assert doubt.passed == 3
+    doubt.answered(paid=False, seconds=9.0, step=1.0)
+    assert [doubt.passes() for _ in range(LONGEST_DOUBT + 1)].count(True) == LONGEST_DOUBT
+    doubt.answered(paid=True, seconds=9.0, step=1.0)  # what pays is asked for in every step
+    assert not doubt.passes() and doubt.passed == 0
+
+
+def test_steps_without_the_question_count_for_the_next_trial() -> None:
+    pause = Pause()
+    assert not pause.tick(steps=SHORTEST_PAUSE - 1)
+    assert pause.tick(late=True) and pause.tick()
+    assert pause.left == 2 * SHORTEST_PAUSE

@@ -29,10 +29,13 @@ def test_requests_are_told_apart_before_anything_is_drafted() -> None:
     for _ in range(20):
         policy.learn(good, "d", TokenTree.chain([5, 6], "d"), [5, 6, 7])
         policy.learn(bad, "d", TokenTree.chain([5, 6], "d"), [9])
-    good_levels, bad_levels = (policy.levels(request, "d", 2) for request in (good, bad))
-    newcomer = policy.levels(ask(), "d", 2)
-    assert bad_levels[0] + 0.1 < newcomer[0] < good_levels[0] - 0.1
-    assert good_levels[1] < good_levels[0]
+    sizes, newcomers = [Size(1, 1), Size(2, 2)], [ask(), ask()]
+    asked = [good, bad, *newcomers]
+    well, badly, new, newer = policy.gains(asked, "d", sizes, [], [2] * len(asked))
+    assert badly[0] + 0.1 < new[0] < well[0] - 0.1
+    assert well[0] < well[1] < 2 * well[0]
+    assert newer is new  # who departs from others alike is judged once
+    assert policy.gains([good], "d", sizes, [], [1]) == [[well[0], well[0]]]  # no room for two
 
 
 def test_who_has_left_is_forgotten() -> None:

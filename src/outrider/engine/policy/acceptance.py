@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import exp, log
+from operator import mul
 
 from outrider.core.tree import ROOT, TokenTree
 from outrider.drafters.shapes import Shape
@@ -14,6 +17,7 @@ DEEPEST = 16
 CAUTION = 3.0  # how many observations it takes to believe that a request differs from others
 REQUEST_KEEP = 0.9  # of a request's own record, per step
 HIGHEST = 0.98
+ALIKE = 16  # steps per factor of e in which odds are told apart
 OTHERS = (0.14, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)  # of guesses after the first, at first
 
 
@@ -102,6 +106,11 @@ class Track:
             chances.append(above * min(chance, HIGHEST))
         return chances
 
+    def levels_outlook(self, deepest: int, odds: float) -> list[float]:
+        """The same where nothing is known but depths: per depth, the chance to get so far."""
+        chances = (in_odds(self.level_chance(d), odds) for d in range(1, deepest + 1))
+        return list(accumulate((min(chance, HIGHEST) for chance in chances), mul))
+
     def learn_node(self, confidence: float, depth: int, held: bool) -> None:
         confidence_bin, depth_bin = _confidence_bin(confidence), _depth_bin(depth)
         self.nodes.setdefault((confidence_bin, depth_bin), Rate()).learn(held)
@@ -130,6 +139,11 @@ def in_odds(chance: float, factor: float) -> float:
     return factor * chance / (1 - chance + factor * chance)
 
 
+def alike(odds: float) -> float:
+    """The same number for odds that lie within a few percent of each other."""
+    return exp(round(log(odds) * ALIKE) / ALIKE)
+
+
 @dataclass
 class Record:
     """How one request departs from its drafter's track: in odds, from sums that fade."""
@@ -143,9 +157,6 @@ class Record:
     def odds(self) -> float:
         better = (self.held + CAUTION) / (self.expected + CAUTION)
         return better * (self.feared + CAUTION) / (self.failed + CAUTION)
-
-    def adjust(self, chance: float) -> float:
-        return min(in_odds(chance, self.odds), HIGHEST)
 
     def learn(self, chance: float, held: bool) -> None:
         """`chance` as the track gave it, unadjusted."""

@@ -10,6 +10,8 @@ from outrider.engine.policy.cost import PassCost
 
 SHORTEST_PAUSE = 32  # steps until a drafter that does not pay is tried again
 LONGEST_PAUSE = 1024
+THINKING = 0.005  # of a step, spent on whether to ask a drafter that was not worth it before
+LONGEST_DOUBT = 16  # steps
 
 
 class Outlook(NamedTuple):
@@ -53,12 +55,12 @@ class Pause:
     left: int = SHORTEST_PAUSE
     length: int = SHORTEST_PAUSE
 
-    def tick(self, late: bool = False) -> bool:
+    def tick(self, late: bool = False, steps: int = 1) -> bool:
         """True when it is time for a trial. `late`: the question is whether the next step will be
         asked for one; then nothing is begun yet."""
-        if late and self.left <= 1:
+        if late and self.left <= steps:
             return True
-        self.left -= 1
+        self.left -= steps
         if self.left > 0:
             return False
         self.length = min(2 * self.length, LONGEST_PAUSE)
@@ -67,6 +69,28 @@ class Pause:
 
     def end(self) -> None:
         self.left = self.length = SHORTEST_PAUSE
+
+
+@dataclass
+class Doubt:
+    """Where drafting pays, that is asked anew in every step. Where it did not, finding out once
+    more may take a small part of the time, however many requests there are."""
+
+    left: int = 0  # steps in which nobody asks
+    passed: int = 0  # since the last answer
+
+    def passes(self) -> bool:
+        """Whether this step goes by without the question."""
+        if self.left == 0:
+            return False
+        self.left -= 1
+        self.passed += 1
+        return True
+
+    def answered(self, paid: bool, seconds: float, step: float) -> None:
+        """Finding out took so long, and a step does."""
+        self.left = 0 if paid else min(int(seconds / (THINKING * step)), LONGEST_DOUBT)
+        self.passed = 0
 
 
 def best_offer(
@@ -81,8 +105,10 @@ def best_offer(
     draft_seconds(requests, depth): of drafting for them, with what must be read for it first.
     """
     best: Offer | None = None
+    before = [log1p(outlook.without) for outlook in outlooks]
+    logs = _logs([outlook.gains for outlook in outlooks])
     for number, size in enumerate(sizes):
-        gains = [log1p(outlook.gains[number]) - log1p(outlook.without) for outlook in outlooks]
+        gains = [own[number] - without for own, without in zip(logs, before, strict=True)]
         order = sorted((i for i, gain in enumerate(gains) if gain > 0), key=lambda i: -gains[i])
         log_gain, rows = base.log_gain, base.rows
         for count, i in enumerate(order, 1):
@@ -96,3 +122,10 @@ def best_offer(
             if best is None or speed > best.speed:
                 best = Offer(speed, size, order[:count])
     return best
+
+
+def _logs(gains: list[list[float]]) -> list[list[float]]:
+    """log(1 + gain) of each; requests may share a list, and then they share that of the logs."""
+    known = {id(own): own for own in gains}
+    logs = {key: [log1p(gain) for gain in own] for key, own in known.items()}
+    return [logs[id(own)] for own in gains]

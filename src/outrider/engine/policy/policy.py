@@ -9,10 +9,10 @@ from math import log1p
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.shapes import Shape
-from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
+from outrider.engine.policy.acceptance import Record, Track, alike, learn, path_chances
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, mean_speed
 from outrider.engine.policy.cost import Measured, PassCost
-from outrider.engine.policy.gate import Offer, Outlook, Pass, Pause, Size, best_offer
+from outrider.engine.policy.gate import Doubt, Offer, Outlook, Pass, Pause, Size, best_offer
 from outrider.engine.policy.interest import LOOKING_UP, Interest
 from outrider.engine.policy.timing import Timing, Waiting
 
@@ -42,6 +42,7 @@ class Policy:
         self._interests: dict[Request, dict[str, Interest]] = {}
         self._gains: defaultdict[str, float] = defaultdict(lambda: HOPED_GAIN)
         self._pauses: defaultdict[str, Pause] = defaultdict(Pause)
+        self.doubts: defaultdict[str, Doubt] = defaultdict(Doubt)
         self._kept = 0  # passes since the shape of such drafts was thought over
 
     @cached_property
@@ -63,25 +64,36 @@ class Policy:
         """Per node: that the target's text runs through it."""
         return path_chances(tree, self.tracks[drafter], self._record(request, drafter))
 
-    def levels(self, request: Request, drafter: str, deepest: int) -> list[float]:
-        """Before anything is drafted: the chance that the text follows a draft so deep."""
-        track, record = self.tracks[drafter], self._record(request, drafter)
-        chances: list[float] = []
-        for depth in range(1, deepest + 1):
-            above = chances[-1] if chances else 1.0
-            chances.append(above * record.adjust(track.level_chance(depth)))
-        return chances
-
     def gains(
-        self, request: Request, drafter: str, sizes: list[Size], outlines: list[Shape], room: int
+        self,
+        requests: list[Request],
+        drafter: str,
+        sizes: list[Size],
+        outlines: list[Shape],
+        rooms: list[int],
+    ) -> list[list[float]]:
+        """Before anything is drafted: the tokens that each request may expect of drafts of these
+        sizes, of which it may have so many nodes. Without `outlines`, by their depth.
+
+        Requests that depart from others alike share one list: most of many do, and it is asked for
+        in every step."""
+        known: dict[tuple[float, int], list[float]] = {}
+        found = []
+        for request, room in zip(requests, rooms, strict=True):
+            key = (alike(self._record(request, drafter).odds), room)
+            if key not in known:
+                known[key] = self._gains_of(drafter, sizes, outlines, *key)
+            found.append(known[key])
+        return found
+
+    def _gains_of(
+        self, drafter: str, sizes: list[Size], outlines: list[Shape], odds: float, room: int
     ) -> list[float]:
-        """Before anything is drafted: the tokens expected of drafts of these sizes, of which the
-        request may have `room` nodes. Without `outlines`, by their depth."""
+        track = self.tracks[drafter]
         if not outlines:
             deepest = max((size.depth for size in sizes), default=0)
-            reached = [0.0, *accumulate(self.levels(request, drafter, deepest))]
+            reached = [0.0, *accumulate(track.levels_outlook(deepest, odds))]
             return [reached[min(size.depth, room)] for size in sizes]
-        track, odds = self.tracks[drafter], self._record(request, drafter).odds
         sums = [[0.0, *accumulate(track.outlook(shape, odds))] for shape in outlines]
         return [sums[size.depth - 1][min(size.nodes, room)] for size in sizes]
 
@@ -221,6 +233,7 @@ class Policy:
             return offer
         if offer is not None and self.timings[drafter].young:
             return offer
-        if offer is not None and self._pauses[drafter].tick(late):
+        passed = self.doubts[drafter].passed
+        if offer is not None and self._pauses[drafter].tick(late, 1 + passed):
             return offer._replace(chosen=offer.chosen[:1])
         return None
