@@ -3,7 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from outrider.core.version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
     from outrider.core.errors import ConfigError, InvalidRequest, ModelError, OutriderError

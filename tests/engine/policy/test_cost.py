@@ -163,7 +163,7 @@ def test_calibrations_of_other_versions_and_other_layers_are_not_believed(
 ) -> None:
     runner = make_llm(models.target, None).engine.runner
     files = {calibration._file(runner)}
-    monkeypatch.setattr(calibration, "__version__", "9.9")
+    monkeypatch.setattr(calibration, "VERSION", "9.9")
     files.add(calibration._file(runner))
     head = runner.model.get_output_embeddings()
     head.__class__ = type("OtherLinear", (type(head),), {})

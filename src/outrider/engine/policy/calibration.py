@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import nn
 
-from outrider import __version__
+from outrider.core.version import VERSION
 from outrider.engine.policy.cost import Measured
 from outrider.model.cache import cache_root
 from outrider.model.machine import cores, cpu_name
@@ -124,7 +124,7 @@ def _file(runner: Runner) -> Path:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     linears = {type(m).__name__ for m in runner.model.modules() if isinstance(m, nn.Linear)}
     key = [
-        FORMAT, __version__, torch.__version__, transformers.__version__, name, str(device.type),
+        FORMAT, VERSION, torch.__version__, transformers.__version__, name, str(device.type),
         shape, sorted(linears), str(runner.loaded.dtype), runner.loaded.quantization,
         torch.get_num_threads(), cores(),
         (runner.fixed_rows, runner.way) if runner.reproducible else 0,

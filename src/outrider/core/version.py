@@ -1,0 +1,3 @@
+"""Of this package, for every part of it."""
+
+VERSION = "0.1.0"
