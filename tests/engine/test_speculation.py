@@ -7,6 +7,7 @@ from tests.engine.policy.replay import STEPPED, oracle
 from outrider.core.errors import InvalidRequest
 from outrider.core.params import SamplingParams
 from outrider.core.tree import TokenTree
+from outrider.engine import drafting
 from outrider.engine.llm import LLM
 from outrider.engine.policy.cost import PassCost
 
@@ -136,3 +137,21 @@ def test_explanations(models: Models) -> None:
     assert "a pass over   1 row" in text
     assert "nodes checked per step with 2 at once" in text
     assert found.to_dict()["drafters"][0]["name"] == "ngram"
+
+
+def test_while_drafting_is_in_doubt_nobody_asks_whether_it_pays(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_llm(models.target, {"method": "auto", "model": models.noisy})
+    asked: list[int] = []
+    prospects = drafting.prospects
+    monkeypatch.setattr(
+        drafting, "prospects", lambda *args: asked.append(len(args[2])) or prospects(*args)
+    )
+    doubt = llm.engine.policy.doubts["draft_model"]
+    doubt.left = 1000
+    llm.generate(LOOP, params())
+    assert not asked and 0 < doubt.passed <= 100
+    doubt.left = 0
+    llm.generate(LOOP, params())
+    assert asked

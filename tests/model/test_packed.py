@@ -63,6 +63,9 @@ def test_the_weight_keeps_what_others_ask_it_for() -> None:
     assert sum(p.numel() for p in one.parameters()) == 40 * 24
     assert weight_bytes(nn.ModuleList([one, layer()])) == 2 * 2 * 40 * 24
     assert is_plain(one)
+    two = layer()
+    pack(two)
+    assert weight_bytes(nn.ModuleList([one, two])) == 2 * 2 * 40 * 24
 
 
 def test_an_embedding_keeps_the_weight_that_it_shared() -> None:

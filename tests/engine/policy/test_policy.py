@@ -56,6 +56,13 @@ def asked(policy: Policy, backlog: int = 0, speed: float = 1 / 50) -> bool:
     return policy.ask("d", [outlook], sizes, ALONE, speed, price) is not None
 
 
+def test_steps_that_went_by_without_the_question_bring_the_next_trial_nearer() -> None:
+    policy = make()
+    assert not asked(policy, backlog=5000)  # a step of the pause
+    policy.doubts["d"].passed = SHORTEST_PAUSE - 2
+    assert asked(policy, backlog=5000)
+
+
 def test_a_text_that_must_be_read_first_makes_a_draft_dearer() -> None:
     assert asked(make())
     assert asked(make(), backlog=50)
