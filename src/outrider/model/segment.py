@@ -88,6 +88,8 @@ class Group:
         return self._masks[key]
 
     def to(self, device: torch.device) -> "Group":
+        if device == self.rows.device:
+            return self
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {
             name: tensor.to(device, non_blocking=True)
@@ -138,25 +140,32 @@ def _pad_group(members: list[tuple[int, Segment]]) -> Group:
     count = len(members)
     queries = max(len(segment) for _, segment in members)
     keys = max(len(segment.context) + len(segment) for _, segment in members)
-    rows = torch.zeros(count, queries, dtype=torch.int64)
-    real = torch.zeros(count, queries, dtype=torch.bool)
-    slots = torch.zeros(count, keys, dtype=torch.int64)
+    # numpy: so many operations on short arrays cost what their calls cost, several times less here.
+    rows = np.zeros((count, queries), dtype=np.int64)
+    real = np.zeros((count, queries), dtype=np.bool_)
+    slots = np.zeros((count, keys), dtype=np.int64)
     # Padding queries see the first key: a row that sees nothing would be NaN.
-    visible = torch.zeros(count, queries, keys, dtype=torch.bool)
+    visible = np.zeros((count, queries, keys), dtype=np.bool_)
     visible[:, :, 0] = True
-    query_positions = torch.zeros(count, queries, dtype=torch.int64)
-    key_positions = torch.zeros(count, keys, dtype=torch.int64)
+    query_positions = np.zeros((count, queries), dtype=np.int64)
+    key_positions = np.zeros((count, keys), dtype=np.int64)
     for i, (first_row, segment) in enumerate(members):
         n, before = len(segment), len(segment.context)
-        positions = torch.tensor(segment.positions)
-        rows[i, :n] = torch.arange(first_row, first_row + n)
+        positions = segment.positions
+        rows[i, :n] = range(first_row, first_row + n)
         real[i, :n] = True
-        slots[i, :before] = torch.from_numpy(np.array(segment.context, dtype=np.int64))
-        slots[i, before : before + n] = torch.from_numpy(np.array(segment.slots, dtype=np.int64))
+        slots[i, :before] = segment.context
+        slots[i, before : before + n] = segment.slots
         visible[i, :n, :before] = True
         visible[i, :n, before : before + n] = ancestor_mask(segment.parents)
         query_positions[i, :n] = positions
-        key_positions[i, :before] = torch.arange(before)
+        key_positions[i, :before] = np.arange(before)
         key_positions[i, before : before + n] = positions
-    places = real.flatten().nonzero()[:, 0]
-    return Group(rows, places, slots, visible, query_positions, key_positions)
+    return Group(
+        torch.from_numpy(rows),
+        torch.from_numpy(real.reshape(-1).nonzero()[0]),
+        torch.from_numpy(slots),
+        torch.from_numpy(visible),
+        torch.from_numpy(query_positions),
+        torch.from_numpy(key_positions),
+    )
