@@ -52,7 +52,8 @@ class Comparing(GrowingDrafter):
 
     def _extend(self, drafts: list[Draft], logits: Tensor) -> None:
         nodes = [(draft, node) for draft in drafts for node in draft.frontier]
-        for (draft, node), row in zip(nodes, logits, strict=True):
+        spread = logits if self.known is None else self.known.spread(logits)
+        for (draft, node), row in zip(nodes, spread, strict=True):
             self.compare(draft.request, draft.path_tokens(node), row)
         super()._extend(drafts, logits)
 

@@ -10,6 +10,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.drafters.candidates import candidates
 from outrider.sampling.choose import choose, draw
+from outrider.sampling.guess import Known
 from outrider.sampling.noise import Key, Purpose, noise, streams
 from outrider.sampling.rows import Row
 
@@ -34,6 +35,19 @@ def test_greedy_children_are_the_likeliest_with_their_probabilities() -> None:
             assert found.tokens == best.indices.tolist()
             assert found.confidence == pytest.approx(best.values.tolist(), rel=1e-4)
             assert found.q is None  # nobody drew them
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_children_of_a_smaller_vocabulary_are_the_targets_tokens(temperature: float) -> None:
+    known = Known.of(torch.randperm(3000, generator=torch.Generator().manual_seed(3))[:1000], 3000)
+    scores, rows = make_scores(20, 1000), make_rows(20, temperature=temperature)
+    own = candidates(scores, rows, [3] * 20, known=known)
+    spread = candidates(known.spread(scores), rows, [3] * 20)
+    same = [one.tokens == other.tokens for one, other in zip(own, spread, strict=True)]
+    assert sum(same) >= (20 if temperature == 0 else 17)  # noise is not searched to the end
+    if temperature == 0:
+        for one, other in zip(own, spread, strict=True):
+            assert one.confidence == pytest.approx(other.confidence, rel=1e-4)
 
 
 def test_guesses_start_with_the_choice_under_the_same_noise() -> None:

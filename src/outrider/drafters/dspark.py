@@ -173,10 +173,10 @@ class DSparkDrafter(TrainedDrafter):
         return self._level(guess, states, before)
 
     def _level(self, guess: Guess, states: Tensor, before: Tensor) -> Tensor:
-        """Logits [rows, vocabulary]; states [rows, hidden size] and the tokens `before` [rows]."""
+        """Logits [rows, draft vocabulary]; states [rows, hidden size], tokens `before` [rows]."""
         if self.head.options.confidence and self._tree == "chain":
             self._sure = self.head.confidence(states, before).tolist()
-        return self._over_targets_tokens(guess.logits)
+        return guess.logits
 
     def _find(
         self, logits: Tensor, rows: list[Row], wanted: list[int], lanes: list[int]

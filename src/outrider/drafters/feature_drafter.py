@@ -143,7 +143,7 @@ class FeatureDrafter(TrainedDrafter):
         raise NotImplementedError
 
     def _logits(self, states: Tensor) -> Tensor:
-        return self._over_targets_tokens(self.head.logits(states))
+        return self.head.logits(states)
 
     # ---- the loop on the device ----
 

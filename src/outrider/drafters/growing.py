@@ -15,7 +15,8 @@ from outrider.drafters.ranks import MeasuredShapes
 from outrider.drafters.shapes import Shape, chain, described
 from outrider.model.loading import LoadedModel
 from outrider.sampling.counts import Counts
-from outrider.sampling.process import process
+from outrider.sampling.guess import Known
+from outrider.sampling.process import process, unadjusted
 from outrider.sampling.rows import Row
 
 DEPTH = 8  # deepest node where the shape is not given
@@ -31,11 +32,13 @@ class GrowingDrafter(Drafter):
     - "optimal": the shape that the acceptance and the costs measured so far make best;
     - "confidence": the nodes of highest path probability.
 
-    A subclass gives the logits. `counts` must exist before anything is proposed.
+    A subclass gives the logits, over the target's tokens or over those that `known` names.
+    `counts` must exist before anything is proposed.
     """
 
     options = {"tree": "chain", "depth": None}  # noqa: RUF012
     counts: Counts
+    known: Known | None = None
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)
@@ -82,17 +85,17 @@ class GrowingDrafter(Drafter):
         raise NotImplementedError
 
     def _read(self, requests: list[Request]) -> Tensor:
-        """Logits [requests, vocabulary] after each text."""
+        """Logits [requests, known tokens] after each text."""
         raise NotImplementedError
 
     def _pass(self, drafts: list[Draft]) -> Tensor:
-        """Logits [all nodes of all frontiers, vocabulary] after each node."""
+        """Logits [all nodes of all frontiers, known tokens] after each node."""
         raise NotImplementedError
 
     # ---- the loop ----
 
     def level(self, drafts: list[Draft]) -> Tensor:
-        """Logits [all nodes of all frontiers, vocabulary] of drafts that are equally deep."""
+        """Logits [all nodes of all frontiers, known tokens] of drafts that are equally deep."""
         if drafts[0].frontier == [ROOT]:
             return self._read([draft.request for draft in drafts])
         return self._pass(drafts)
@@ -148,7 +151,7 @@ class GrowingDrafter(Drafter):
     def _extend(self, drafts: list[Draft], logits: Tensor) -> None:
         """Find children for all frontiers, by the target's own rules, so that the two agree often.
 
-        logits [all nodes of all frontiers, vocabulary]
+        logits [all nodes of all frontiers, known tokens]
         """
         open_nodes = [(draft, node) for draft in drafts for node in draft.frontier]
         rows = [Row(draft.request, draft.path_tokens(node)) for draft, node in open_nodes]
@@ -163,10 +166,15 @@ class GrowingDrafter(Drafter):
     def _find(
         self, logits: Tensor, rows: list[Row], wanted: list[int], lanes: list[int]
     ) -> list[Found]:
-        """Children after every row; logits [rows, vocabulary]."""
+        """Children after every row; logits [rows, known tokens]."""
+        coupled = self.config.verification == "coupled"
+        known = self.known
+        # Temperature and truncation are the same over fewer tokens; the rest goes by token.
+        if known and not (coupled and all(unadjusted(row.request) for row in rows)):
+            logits, known = known.spread(logits), None
         scores = process(logits, rows, self.counts)
-        if self.config.verification == "coupled":
-            return candidates(scores, rows, wanted)
+        if coupled:
+            return candidates(scores, rows, wanted, known=known)
         if self._tree != "chain":
             scores = (
                 scores.double()

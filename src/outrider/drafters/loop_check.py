@@ -116,7 +116,7 @@ def _distance(drafter: "TrainedDrafter", requests: list[Request], guesses: list[
     drafts: list[Draft] = [Planned(request, chain(count)) for request in requests]
     worst = 0.0
     for depth in range(count):
-        logits = drafter.level(drafts)
+        logits = drafter.known.spread(drafter.level(drafts))
         for i, (request, (tokens, _)) in enumerate(zip(requests, guesses, strict=True)):
             row = Row(request, tokens[:depth])
             scores = _noisy(process(logits[i : i + 1], [row], drafter.counts)[0], row)

@@ -71,6 +71,6 @@ class MedusaDrafter(TrainedDrafter):
         return texts
 
     def _guess(self, requests: list[Request], index: int) -> Tensor:
-        """[requests, vocabulary] by head `index`."""
+        """[requests, draft vocabulary] by head `index`."""
         states = self.features.at([request.slots[-1] for request in requests])
-        return self._over_targets_tokens(self.head(states.to(self.dtype), index))
+        return self.head(states.to(self.dtype), index)

@@ -20,6 +20,7 @@ from outrider.model.layout import lay_out_for_few_rows
 from outrider.model.loading import LoadedModel, choose_dtype
 from outrider.model.zoo import ZOO
 from outrider.sampling.counts import Counts
+from outrider.sampling.guess import Known
 
 if TYPE_CHECKING:
     from outrider.drafters.device_loop import DeviceLoop
@@ -42,6 +43,7 @@ class TrainedDrafter(GrowingDrafter):
     kind: ClassVar[str]  # of files, as `kind_of` tells it
     read: Reader  # a static method
     head: Any
+    known: Known
     loop: "DeviceLoop | None" = None
     loop_way = "level by level"  # how drafts are made, in words
 
@@ -58,6 +60,7 @@ class TrainedDrafter(GrowingDrafter):
         self.dtype, self.device = dtype, target.device
         self._longest_text = target.context_length
         self.ids = self.head.ids(shape.vocabulary)  # [draft vocabulary]
+        self.known = Known.of(self.ids, shape.vocabulary)
         self.counts = Counts(shape.vocabulary, target.device)
 
     @classmethod
@@ -183,13 +186,6 @@ class TrainedDrafter(GrowingDrafter):
 
     def _deepest(self, request: Request) -> int:
         return self._longest_text - len(request.tokens)
-
-    def _over_targets_tokens(self, logits: Tensor) -> Tensor:
-        """[rows, draft vocabulary] -> [rows, vocabulary]: tokens that it does not know, never."""
-        if self.head.d2t is None:
-            return logits
-        full = logits.new_full((len(logits), self.vocabulary), -torch.inf)
-        return full.index_copy_(1, self.ids, logits)
 
 
 def trained_drafter(config: DraftConfig) -> type[Drafter] | None:

@@ -142,6 +142,14 @@ def group_noise(stream: Tensor, group: Tensor, least: Tensor, place: Tensor) -> 
     return gumbel(least[:, :, None] + above)
 
 
+def token_noise(stream: Tensor, token: Tensor, least: Tensor, place: Tensor) -> Tensor:
+    """Gumbel noise of some tokens, with `least` and `place` of their groups: all [rows, k]
+    -> [rows, k] float32"""
+    words = _blocks(stream, token // 4).gather(2, (token % 4)[:, :, None])[:, :, 0]
+    above = _exponential(words).masked_fill_(token % GROUP == place, 0.0)
+    return gumbel(least + above)
+
+
 def noise(stream: Tensor, vocabulary: int) -> Tensor:
     """Gumbel noise of all tokens, [rows, vocabulary] float32: slow, but the definition."""
     groups = -(-vocabulary // GROUP)

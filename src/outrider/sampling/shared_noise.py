@@ -1,18 +1,35 @@
 """The noise of many rows, each number computed once: nodes of a tree that stand at the same place
 of a text have all of it in common."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-from outrider.sampling.noise import group_least, group_noise, gumbel
+from outrider.sampling.noise import GROUP, group_least, group_noise, gumbel, token_noise
+
+KEPT = 64  # places of texts
 
 
 class SharedNoise:
     def __init__(self, stream: Tensor, groups: int) -> None:
         """stream [rows, 5]; `groups` of tokens."""
         self._stream, self._of = _told_apart(stream)  # [streams, 5], [rows]
-        self._least, self._place = group_least(self._stream, groups)  # [streams, groups]
-        self.highest = gumbel(self._least)[self._of]  # [rows, groups]: no noise there exceeds it
+        alone = stream.device.type == "cpu" and len(self._stream) == 1
+        found = _at_one_place(tuple(stream[0].tolist()), groups) if alone else None
+        self._least, self._place, highest = found or _of_all(self._stream, groups)
+        self.highest = highest[self._of]  # [rows, groups]: no noise there exceeds it
+
+    @property
+    def lifted(self) -> Tensor:
+        """The token of each group that has the highest noise: [rows, groups]."""
+        first = torch.arange(0, self._place.shape[1] * GROUP, GROUP, device=self._place.device)
+        return (first + self._place)[self._of]
+
+    def of_tokens(self, tokens: Tensor) -> Tensor:
+        """Of some tokens of each row: [rows, k] -> [rows, k] float32."""
+        at = self._of[:, None], tokens // GROUP
+        return token_noise(self._stream[self._of], tokens, self._least[at], self._place[at])
 
     def of_groups(self, rows: Tensor, groups: Tensor) -> Tensor:
         """Of all tokens of some groups: rows [n], groups [n, k] -> [n, k, GROUP] float32."""
@@ -25,6 +42,19 @@ class SharedNoise:
         least, place = (table.view(-1)[each][:, None] for table in (self._least, self._place))
         noise = group_noise(self._stream[each // count], each[:, None] % count, least, place)
         return noise[:, 0][back]
+
+
+def _of_all(stream: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The least exponential of each group, its place, and what noise that is: [streams, groups]."""
+    least, place = group_least(stream, groups)
+    return least, place, gumbel(least)
+
+
+@lru_cache(maxsize=KEPT)
+def _at_one_place(words: tuple[int, ...], groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for a single stream, kept: a place of a text is drafted for until a token is
+    accepted there, in one step after the other."""
+    return _of_all(torch.tensor([words]), groups)
 
 
 def _told_apart(stream: Tensor) -> tuple[Tensor, Tensor]:
