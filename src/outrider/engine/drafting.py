@@ -195,9 +195,10 @@ class Drafting:
         """Have a drafter that costs time draft for those requests where it pays, if any. Whether it
         has: it could not, where the pass has begun."""
         doubt, start = self.policy.doubts[drafter.name], perf_counter()
-        if doubt.passes():
-            return False
         mine = self._drafted_by(drafter, batch)
+        # While a GPU is at a pass, the question costs nothing.
+        if not self.runner.runs_ahead and doubt.passes(len(mine)):
+            return False
         sizes, outlooks = prospects(self.policy, drafter, mine, budget, cut.expected)
         ahead = base._replace(
             rows=base.rows + sum(len(tree) for tree in cut.trees.values()),
@@ -208,7 +209,7 @@ class Drafting:
         price = self.policy.price(drafter.name, backlogs, ahead, follows)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
-        doubt.answered(offer is not None, perf_counter() - start, step)
+        doubt.answered(offer is not None, len(mine), perf_counter() - start, step)
         if offer is None or late:
             self.wanted = self.wanted or offer is not None
             return False

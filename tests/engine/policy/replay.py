@@ -78,7 +78,7 @@ class Replay:
         self.measured = measured
         self.cost = PassCost(measured)
         self.policy = Policy(lambda: measured)
-        runner = SimpleNamespace(loaded=None, vocabulary=VOCABULARY)
+        runner = SimpleNamespace(loaded=None, vocabulary=VOCABULARY, runs_ahead=False)
         self.drafting = Drafting(DraftConfig(), runner, self.policy)  # type: ignore[arg-type]
         self.members = [each(DraftConfig(each.name), None) for each in drafters]  # type: ignore[arg-type]
         self.length = length

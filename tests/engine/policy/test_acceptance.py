@@ -15,6 +15,7 @@ from outrider.engine.policy.acceptance import (
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.policy.gate import (
     LONGEST_DOUBT,
+    PATIENCE,
     SHORTEST_PAUSE,
     THINKING,
     Doubt,
@@ -181,18 +182,33 @@ def test_odds_that_lie_close_together_are_alike() -> None:
     assert alike(1.2) > alike(1.1) > 1.0 > alike(0.9)
 
 
-def test_what_did_not_pay_is_thought_over_again_as_time_allows() -> None:
+def said_no(doubt: Doubt, seconds: float, times: int = 1) -> int:
+    """After so many answers, put without a rest: the steps that go by without the question."""
+    for _ in range(times):
+        doubt.answered(paid=False, requests=8, seconds=seconds, step=1.0)
+    return [doubt.passes(8) for _ in range(2 * LONGEST_DOUBT)].count(True)
+
+
+def test_what_did_not_pay_time_after_time_is_asked_less_often() -> None:
     doubt = Doubt()
-    assert not doubt.passes()
-    doubt.answered(paid=False, seconds=THINKING / 2, step=1.0)  # that is quick enough
-    assert not doubt.passes()
-    doubt.answered(paid=False, seconds=3.5 * THINKING, step=1.0)
-    assert [doubt.passes() for _ in range(4)] == [True, True, True, False]
-    assert doubt.passed == 3
-    doubt.answered(paid=False, seconds=9.0, step=1.0)
-    assert [doubt.passes() for _ in range(LONGEST_DOUBT + 1)].count(True) == LONGEST_DOUBT
-    doubt.answered(paid=True, seconds=9.0, step=1.0)  # what pays is asked for in every step
-    assert not doubt.passes() and doubt.passed == 0
+    assert said_no(doubt, 9.0, PATIENCE) == 0
+    assert [said_no(doubt, 9.0) for _ in range(6)] == [1, 2, 4, 8, LONGEST_DOUBT, LONGEST_DOUBT]
+    assert doubt.passed == LONGEST_DOUBT
+    doubt.answered(paid=True, requests=8, seconds=9.0, step=1.0)  # what pays is asked every time
+    assert not doubt.passes(8) and doubt.passed == 0
+    assert said_no(doubt, 9.0) == 0  # and one answer alone means little
+
+
+def test_a_question_that_takes_no_time_is_put_in_every_step() -> None:
+    assert said_no(Doubt(), THINKING / 2, 20) == 0
+    assert said_no(Doubt(), 3.5 * THINKING, 20) == 3
+
+
+def test_fewer_requests_are_asked_about_at_once() -> None:
+    doubt = Doubt()
+    assert said_no(doubt, 9.0, 20) == LONGEST_DOUBT
+    doubt.answered(paid=False, requests=8, seconds=9.0, step=1.0)
+    assert doubt.passes(8) and not doubt.passes(7) and doubt.passes(9)
 
 
 def test_steps_without_the_question_count_for_the_next_trial() -> None:

@@ -12,6 +12,7 @@ SHORTEST_PAUSE = 32  # steps until a drafter that does not pay is tried again
 LONGEST_PAUSE = 1024
 THINKING = 0.005  # of a step, spent on whether to ask a drafter that was not worth it before
 LONGEST_DOUBT = 16  # steps
+PATIENCE = 3  # times that the answer may be no before the question is put less often
 
 
 class Outlook(NamedTuple):
@@ -73,24 +74,30 @@ class Pause:
 
 @dataclass
 class Doubt:
-    """Where drafting pays, that is asked anew in every step. Where it did not, finding out once
-    more may take a small part of the time, however many requests there are."""
+    """Where drafting pays, that is asked anew in every step. Where it did not, time after time,
+    finding out once more may take a small part of the time, however many requests there are."""
 
     left: int = 0  # steps in which nobody asks
     passed: int = 0  # since the last answer
+    _noes: int = 0  # since the last yes
+    _requests: int = 0  # that were asked about
 
-    def passes(self) -> bool:
-        """Whether this step goes by without the question."""
-        if self.left == 0:
+    def passes(self, requests: int) -> bool:
+        """Whether this step goes by without the question. Drafts for fewer cost less."""
+        if self.left == 0 or requests < self._requests:
             return False
         self.left -= 1
         self.passed += 1
         return True
 
-    def answered(self, paid: bool, seconds: float, step: float) -> None:
-        """Finding out took so long, and a step does."""
-        self.left = 0 if paid else min(int(seconds / (THINKING * step)), LONGEST_DOUBT)
-        self.passed = 0
+    def answered(self, paid: bool, requests: int, seconds: float, step: float) -> None:
+        """Finding out took so long, and a step does. Where it just about pays, answers differ from
+        step to step: so a no alone means little, and each further one doubles the rest."""
+        self._noes = 0 if paid else self._noes + 1
+        self._requests, self.passed, self.left = requests, 0, 0
+        if self._noes > PATIENCE:
+            rest = min(2 ** min(self._noes - PATIENCE - 1, 10), LONGEST_DOUBT)
+            self.left = min(rest, int(seconds / (THINKING * step)))
 
 
 def best_offer(
