@@ -115,7 +115,7 @@ def main() -> None:
             {"num_warps": 8 if tile > 64 else 4, "num_stages": tree_attention.STAGES},
             WINDOW=70 if sinks else 0, SOFTCAP=3.0 if sinks else 0.0, SINKS=sinks, GROUP=6,
             SIZE=80, PADDED_SIZE=128, VALUE_SIZE=80, PADDED_VALUE_SIZE=128,
-            FEWEST_KEYS=32, TILE=tile, KEYS=32, CHAINED=True,
+            FEWEST_KEYS=32, TILE=tile, KEYS=32, SPREAD=tile == 16, CHAINED=True,
         )  # fmt: skip
         compile_kernel(
             text_attention._attend_texts, dtype,

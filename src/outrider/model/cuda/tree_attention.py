@@ -69,6 +69,12 @@ def _warps(rows: int, tile: int, single: bool) -> int:
     return 2 if single and rows > MANY_TEXTS else 4
 
 
+def _spread(rows: int, single: bool) -> bool:
+    """Whether sums stay spread over a block: where a part may be long, because one text has all
+    of the device. Where texts share it, that gains nothing and takes registers."""
+    return rows == 1 or not single
+
+
 def workspace_for(
     rows: int, single: bool, heads: int, kv_heads: int, value_size: int
 ) -> tuple[int, int]:
@@ -106,7 +112,7 @@ def tree_attention(
         SINKS=options.sinks is not None, GROUP=group, SIZE=size,
         PADDED_SIZE=max(16, triton.next_power_of_2(size)), VALUE_SIZE=value_size,
         PADDED_VALUE_SIZE=max(16, triton.next_power_of_2(value_size)),
-        FEWEST_KEYS=FEWEST_KEYS, TILE=tile, KEYS=KEYS,
+        FEWEST_KEYS=FEWEST_KEYS, TILE=tile, KEYS=KEYS, SPREAD=_spread(rows, inputs.single),
         num_warps=_warps(rows, tile, inputs.single), num_stages=STAGES, **chained(query.device),
     )  # fmt: skip
     _join[(rows, heads, triton.cdiv(value_size, JOINED_SIZE))](
@@ -159,9 +165,12 @@ def in_window(position, place, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP: tl.constexpr):
+def fold(
+    q, k, v, seen, scale, best, total, mixed, SOFTCAP: tl.constexpr, SPREAD: tl.constexpr = False
+):  # fmt: skip
     """One more block of keys: the highest score so far, the sum of weights below it, and the sum
-    of weighted values."""
+    of weighted values. SPREAD: a sum for each place in a block, total [rows, keys]; that leaves
+    one exchange between the warps out of the loop."""
     scores = tl.dot(q, k, input_precision="ieee") * scale
     if SOFTCAP > 0:
         scores = SOFTCAP * _tanh(scores / SOFTCAP)
@@ -170,7 +179,10 @@ def fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP: tl.constexpr):
     safe = tl.where(top == float("-inf"), 0.0, top)  # nothing seen yet
     weights = tl.exp(scores - safe[:, None])
     shrink = tl.exp(best - safe)
-    total = total * shrink + tl.sum(weights, 1)
+    if SPREAD:
+        total = total * shrink[:, None] + weights
+    else:
+        total = total * shrink + tl.sum(weights, 1)
     mixed = mixed * shrink[:, None]
     mixed += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     return top, total, mixed
@@ -212,7 +224,8 @@ def _attend(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr, PADDED_VALUE_SIZE: tl.constexpr,
-    FEWEST_KEYS: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, CHAINED: tl.constexpr,
+    FEWEST_KEYS: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, SPREAD: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One part of the context of one tile, for one key head; or its rows themselves."""
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -256,18 +269,20 @@ def _attend(
         other=0.0,
     )
     best = tl.full([TILE], float("-inf"), tl.float32)
-    total = tl.zeros([TILE], tl.float32)
+    total = tl.zeros([TILE, KEYS] if SPREAD else [TILE], tl.float32)
     mixed = tl.zeros([TILE, PADDED_VALUE_SIZE], tl.float32)
     if start < end:
         seen = in_window(position, place, WINDOW) & (place < end)[None, :]
-        best, total, mixed = fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
+        best, total, mixed = fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP, SPREAD)
     for _ in range(start + KEYS, end, KEYS):
         place += KEYS
         k = load_keys(keys, next_slot, place < end, inner, key_slot, SIZE)
         v = load_values(values, next_slot, place < end, value_inner, value_slot, VALUE_SIZE)
         next_slot = _load_slots(line, place + KEYS, end)  # on their way while this block is folded
         seen = in_window(position, place, WINDOW) & (place < end)[None, :]
-        best, total, mixed = fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
+        best, total, mixed = fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP, SPREAD)
+    if SPREAD:
+        total = tl.sum(total, 1)
     if part == parts:
         ancestors = tl.load(packed + 6 * rows + row, mask=real, other=0)
         own_k = load_keys(keys, own_slot, own, inner, key_slot, SIZE)
