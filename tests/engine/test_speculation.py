@@ -9,7 +9,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.tree import TokenTree
 from outrider.engine import drafting
 from outrider.engine.llm import LLM
-from outrider.engine.policy.cost import PassCost
+from outrider.engine.policy.cost import Measured, PassCost
 
 LOOP = [7, 8, 9, 7, 8, 9, 7, 8, 9]
 
@@ -137,6 +137,18 @@ def test_explanations(models: Models) -> None:
     assert "a pass over   1 row" in text
     assert "nodes checked per step with 2 at once" in text
     assert found.to_dict()["drafters"][0]["name"] == "ngram"
+
+
+def test_while_lookups_are_in_doubt_nobody_looks_up(models: Models) -> None:
+    llm = make_llm(models.target, "ngram")
+    policy = llm.engine.policy
+    policy.cost = PassCost(Measured([1, 2], [1.0, 1.0], context=256), fixed=True)  # rows for free
+    doubt = policy.lookups_doubt
+    doubt.left = 1000
+    output = llm.generate(LOOP, params())[0]
+    assert not output.speculation.drafted and doubt.passed > 0
+    doubt.left = 0
+    assert llm.generate(LOOP, params())[0].speculation.drafted
 
 
 def test_while_drafting_is_in_doubt_nobody_asks_whether_it_pays(

@@ -20,7 +20,7 @@ class MedusaLoop(DeviceLoop):
     def __init__(self, drafter: "MedusaDrafter", table: SlotTable, cuda: Capture) -> None:
         super().__init__(drafter, table, cuda)
         self._head, self._features = drafter.head, drafter.features
-        width, heads = drafter.features.store.shape[1], drafter.head.options.heads
+        width, heads = drafter.features.width, drafter.head.options.heads
         self._states = torch.zeros(
             ROWS[-1], width, dtype=drafter.dtype, device=drafter.device
         )  # what the target's head reads, [rows, hidden size]

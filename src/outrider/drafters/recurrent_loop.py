@@ -32,7 +32,7 @@ class RecurrentLoop(DeviceLoop):
     def __init__(self, drafter: "FeatureDrafter", table: SlotTable, cuda: Capture) -> None:
         super().__init__(drafter, table, cuda)
         self._drafter = drafter
-        width = drafter.features.store.shape[1]
+        width = drafter.features.width
         like: Any = {"dtype": drafter.dtype, "device": drafter.device}
         self._read_states = torch.zeros(ROWS[-1], width, **like)
         self._states = torch.zeros(TEXTS[-1], width, **like)

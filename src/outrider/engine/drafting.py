@@ -10,7 +10,7 @@ from outrider.drafters.base import DraftConfig, Drafter
 from outrider.engine.crew import Crew, Plan
 from outrider.engine.cutting import Cut, Proposal, worth_checking
 from outrider.engine.policy.explain import Decisions, Explanation, explain
-from outrider.engine.policy.gate import Pass
+from outrider.engine.policy.gate import Doubt, Pass
 from outrider.engine.policy.interest import Rest
 from outrider.engine.policy.policy import Policy
 from outrider.engine.prospects import prospects
@@ -165,6 +165,9 @@ class Drafting:
         self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int, late: bool
     ) -> Cut:
         """What the lookups alone promise."""
+        doubt, start = self.policy.lookups_doubt, perf_counter()
+        if self._lets_pass(doubt, batch):
+            return self._cut(batch, budget, base, room, late)
         asked: list[tuple[Drafter, Request]] = []
         for drafter in filter(_is_lookup, self._competing(batch)):
             mine = self._drafted_by(drafter, batch)
@@ -175,7 +178,14 @@ class Drafting:
         cut = self._cut(batch, budget, base, room, late)
         for drafter, request in asked:
             self.policy.credit(request, drafter.name, cut.expected[request])
+        step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
+        paid = any(map(len, cut.trees.values()))
+        doubt.answered(paid, len(batch), perf_counter() - start, step)
         return cut
+
+    def _lets_pass(self, doubt: Doubt, batch: list[Request]) -> bool:
+        """Whether a question is not put in this step. While a GPU is at a pass, it is for free."""
+        return not (self.runner.runs_ahead or self.policy.always) and doubt.passes(len(batch))
 
     def _competing(self, batch: list[Request]) -> list[Drafter]:
         return list(dict.fromkeys(d for r in batch for d in self._plans[r].drafters))
@@ -196,8 +206,7 @@ class Drafting:
         has: it could not, where the pass has begun."""
         doubt, start = self.policy.doubts[drafter.name], perf_counter()
         mine = self._drafted_by(drafter, batch)
-        # While a GPU is at a pass, the question costs nothing.
-        if not self.runner.runs_ahead and doubt.passes(len(mine)):
+        if self._lets_pass(doubt, mine):
             return False
         sizes, outlooks = prospects(self.policy, drafter, mine, budget, cut.expected)
         ahead = base._replace(
@@ -209,7 +218,8 @@ class Drafting:
         price = self.policy.price(drafter.name, backlogs, ahead, follows)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
-        doubt.answered(offer is not None, len(mine), perf_counter() - start, step)
+        paid = offer is not None and offer.speed > cut.speed  # and not on trial
+        doubt.answered(paid, len(mine), perf_counter() - start, step)
         if offer is None or late:
             self.wanted = self.wanted or offer is not None
             return False

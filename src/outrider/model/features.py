@@ -16,26 +16,35 @@ Tap = int | Literal["final"]  # the input of that layer, or the state that the h
 class Features:
     """What one drafter keeps of the states it asked for. Every pass writes it at the slots whose KV
     it writes: whatever happens to a slot (rejection, preemption, prefix hits) happens to both.
+
+    On a GPU states are projected in the pass, which hides it. Elsewhere they are kept as they are
+    and projected when they are read: many texts at once may never be drafted for.
     """
 
     def __init__(self, taps: tuple[Tap, ...], project: Callable[[Tensor], Tensor]) -> None:
         self.taps = taps
         self._project = project  # [rows, all states side by side] -> [rows, width]
-        self.store: Tensor  # [slots + 1, width]; there once slots are allocated
+        self._late: bool  # this and the rest: once slots are allocated
+        self.width: int
+        self.store: Tensor  # [slots + 1, elements]
 
     @torch.inference_mode()
-    def width(self, like: Tensor) -> int:
-        """For states [rows, all side by side]."""
-        return self._project(like).shape[1]
+    def elements(self, like: Tensor) -> int:
+        """Per slot, for states [rows, all side by side]."""
+        self._late = like.device.type == "cpu"
+        self.width = self._project(like).shape[1]
+        return like.shape[1] if self._late else self.width
 
     def write(self, states: dict[Tap, Tensor], slots: Tensor) -> None:
         """states: [rows, hidden size] each; slots [rows]."""
         asked = torch.cat([states[tap] for tap in self.taps], -1)
-        self.store.index_copy_(0, slots, self._project(asked).to(self.store.dtype))
+        kept = asked if self._late else self._project(asked)
+        self.store.index_copy_(0, slots, kept.to(self.store.dtype))
 
     def at(self, slots: list[int] | Tensor) -> Tensor:
         """[slots, width]."""
-        return self.store.index_select(0, torch.as_tensor(slots, device=self.store.device))
+        kept = self.store.index_select(0, torch.as_tensor(slots, device=self.store.device))
+        return self._project(kept) if self._late else kept
 
 
 class Taps:
@@ -73,16 +82,16 @@ class Taps:
 
     def allocate(self, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         for features in self.features:
-            width = self._width(features, dtype, device)
-            features.store = torch.empty(slots + 1, width, dtype=dtype, device=device)
+            elements = self._elements(features, dtype, device)
+            features.store = torch.empty(slots + 1, elements, dtype=dtype, device=device)
             features.store[0] = 0  # what padding reads must be finite
 
     def elements_per_slot(self, dtype: torch.dtype, device: torch.device) -> int:
-        return sum(self._width(features, dtype, device) for features in self.features)
+        return sum(self._elements(features, dtype, device) for features in self.features)
 
-    def _width(self, features: Features, dtype: torch.dtype, device: torch.device) -> int:
+    def _elements(self, features: Features, dtype: torch.dtype, device: torch.device) -> int:
         size = sum(self._widths[tap] for tap in features.taps)
-        return features.width(torch.zeros(1, size, dtype=dtype, device=device))
+        return features.elements(torch.zeros(1, size, dtype=dtype, device=device))
 
     # ---- during a pass ----
 

@@ -10,7 +10,8 @@ from outrider.engine.policy.cost import PassCost
 
 SHORTEST_PAUSE = 32  # steps until a drafter that does not pay is tried again
 LONGEST_PAUSE = 1024
-THINKING = 0.005  # of a step, spent on whether to ask a drafter that was not worth it before
+THINKING = 0.002  # of a step, spent on whether to ask a drafter that was not worth it before,
+LOOKING = 0.01  # and on lookups that have found nothing: nothing else tells when they will
 LONGEST_DOUBT = 16  # steps
 PATIENCE = 3  # times that the answer may be no before the question is put less often
 
@@ -77,6 +78,7 @@ class Doubt:
     """Where drafting pays, that is asked anew in every step. Where it did not, time after time,
     finding out once more may take a small part of the time, however many requests there are."""
 
+    share: float = THINKING  # of the time
     left: int = 0  # steps in which nobody asks
     passed: int = 0  # since the last answer
     _noes: int = 0  # since the last yes
@@ -97,7 +99,7 @@ class Doubt:
         self._requests, self.passed, self.left = requests, 0, 0
         if self._noes > PATIENCE:
             rest = min(2 ** min(self._noes - PATIENCE - 1, 10), LONGEST_DOUBT)
-            self.left = min(rest, int(seconds / (THINKING * step)))
+            self.left = min(rest, int(seconds / (self.share * step)))
 
 
 def best_offer(

@@ -12,7 +12,16 @@ from outrider.drafters.shapes import Shape
 from outrider.engine.policy.acceptance import Record, Track, alike, learn, path_chances
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, mean_speed
 from outrider.engine.policy.cost import Measured, PassCost
-from outrider.engine.policy.gate import Doubt, Offer, Outlook, Pass, Pause, Size, best_offer
+from outrider.engine.policy.gate import (
+    LOOKING,
+    Doubt,
+    Offer,
+    Outlook,
+    Pass,
+    Pause,
+    Size,
+    best_offer,
+)
 from outrider.engine.policy.interest import LOOKING_UP, Interest
 from outrider.engine.policy.timing import Timing, Waiting
 
@@ -43,6 +52,7 @@ class Policy:
         self._gains: defaultdict[str, float] = defaultdict(lambda: HOPED_GAIN)
         self._pauses: defaultdict[str, Pause] = defaultdict(Pause)
         self.doubts: defaultdict[str, Doubt] = defaultdict(Doubt)
+        self.lookups_doubt = Doubt(LOOKING)
         self._kept = 0  # passes since the shape of such drafts was thought over
 
     @cached_property
