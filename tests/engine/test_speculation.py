@@ -9,7 +9,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.tree import TokenTree
 from outrider.engine import drafting
 from outrider.engine.llm import LLM
-from outrider.engine.policy.cost import Measured, PassCost
+from outrider.engine.policy.cost import FIRST, Measured, PassCost
 
 LOOP = [7, 8, 9, 7, 8, 9, 7, 8, 9]
 
@@ -139,16 +139,42 @@ def test_explanations(models: Models) -> None:
     assert found.to_dict()["drafters"][0]["name"] == "ngram"
 
 
+FREE = Measured([1, 2], [1.0, 1.0], context=256)  # any number of rows, in the same time
+
+
 def test_while_lookups_are_in_doubt_nobody_looks_up(models: Models) -> None:
-    llm = make_llm(models.target, "ngram")
+    with registered(Random):
+        llm = make_llm(models.target, "random")
     policy = llm.engine.policy
-    policy.cost = PassCost(Measured([1, 2], [1.0, 1.0], context=256), fixed=True)  # rows for free
-    doubt = policy.lookups_doubt
-    doubt.left = 1000
-    output = llm.generate(LOOP, params())[0]
-    assert not output.speculation.drafted and doubt.passed > 0
-    doubt.left = 0
+    policy.cost = PassCost(FREE, fixed=True)
+    policy.lookups_doubt.left = 1000
+    assert not llm.generate(LOOP, params())[0].speculation.drafted
+    assert policy.lookups_doubt.passed > 0
+    policy.lookups_doubt.left = 0
     assert llm.generate(LOOP, params())[0].speculation.drafted
+
+
+def test_several_texts_are_first_written_without_drafts(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it is known what that takes; of one text alone, calibration has told."""
+    with registered(Random):
+        llm = make_llm(models.target, "random")
+    llm.engine.policy.cost = PassCost(FREE)
+    drafted: list[int] = []
+    propose = drafting.Drafting.propose
+
+    def noted(self: drafting.Drafting, *args: object, **options: object) -> list[TokenTree]:
+        trees = propose(self, *args, **options)  # type: ignore[arg-type]
+        drafted.append(sum(map(len, trees)))
+        return trees
+
+    monkeypatch.setattr(drafting.Drafting, "propose", noted)
+    llm.generate([LOOP, LOOP], params())
+    assert drafted[:FIRST] == [0] * FIRST and any(drafted)
+    drafted.clear()
+    llm.generate([LOOP], params())
+    assert drafted[0] > 0
 
 
 def test_while_drafting_is_in_doubt_nobody_asks_whether_it_pays(

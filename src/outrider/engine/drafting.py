@@ -155,6 +155,9 @@ class Drafting:
         self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int, late: bool
     ) -> dict[Request, TokenTree]:
         """The lookups first; others where they promise more than that."""
+        # On a GPU, drafts that follow each other would be interrupted for it.
+        if not self.runner.runs_ahead and self.policy.cost.plain_is_due(base.sequences):
+            return {}
         cut = self._look_up(batch, budget, base, room, late)
         for drafter in self._competing(batch):
             if not _is_lookup(drafter) and self._ask(drafter, batch, budget, base, cut, late):

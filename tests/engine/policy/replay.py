@@ -78,6 +78,7 @@ class Replay:
         self.measured = measured
         self.cost = PassCost(measured)
         self.policy = Policy(lambda: measured)
+        self.policy.cost = PassCost(measured, fixed=True)
         runner = SimpleNamespace(loaded=None, vocabulary=VOCABULARY, runs_ahead=False)
         self.drafting = Drafting(DraftConfig(), runner, self.policy)  # type: ignore[arg-type]
         self.members = [each(DraftConfig(each.name), None) for each in drafters]  # type: ignore[arg-type]

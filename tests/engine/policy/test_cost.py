@@ -13,7 +13,8 @@ from tests.engine.helpers import Models, make_llm
 from tests.tiny import make_tiny
 
 from outrider.engine.policy import calibration
-from outrider.engine.policy.cost import Measured, PassCost, smooth
+from outrider.engine.policy.cost import FIRST as FIRST_PASSES
+from outrider.engine.policy.cost import STALE, Measured, PassCost, smooth
 from outrider.engine.policy.explain import Decisions, explain
 from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
@@ -94,6 +95,50 @@ def test_one_hiccup_changes_little() -> None:
     before = cost.seconds(8) / cost.seconds(1)
     cost.learn(8, 1, 0, 5000.0)
     assert cost.seconds(8) / cost.seconds(1) == pytest.approx(before, rel=0.1)
+
+
+def test_many_texts_are_known_after_a_few_passes() -> None:
+    """What calibration tells of many texts is a guess: here, twice the truth."""
+    cost = PassCost(MEASURED)
+    for _ in range(FIRST_PASSES):
+        assert cost.plain_is_due(4)
+        cost.learn(4, 4, 0, 8.0)
+    assert not cost.plain_is_due(4) and not cost.plain_is_due(1)
+    assert cost.plain_is_due(9)  # is another size
+    assert abs(cost.seconds(4, 4) - 8.0) < abs(cost.seconds(4, 4) - MEASURED.seconds[2])
+
+
+def test_what_drafts_take_does_not_change_a_pass_without() -> None:
+    """Five rows of four texts are nearest to the point at four, which is that of a plain pass."""
+    cost = PassCost(MEASURED)
+    for _ in range(20):
+        cost.learn(4, 4, 0, 10.0)
+        cost.learn(5, 4, 0, 20.0)
+    assert cost.seconds(4, 4) == pytest.approx(10.0, rel=0.15)
+    assert cost.seconds(8, 4) > 20.0
+
+
+def test_more_texts_than_any_point_has_rows() -> None:
+    """What lies beyond the last point goes on as before it, however fast such passes are."""
+    cost = PassCost(MEASURED)
+    for _ in range(50):
+        cost.learn(8, 8, 0, 5.0)
+    times = cost.growing(8, 200, 8)
+    assert times[0] == pytest.approx(5.0, rel=0.1)
+    assert all(a < b for a, b in pairwise(times))
+
+
+def test_after_many_passes_with_drafts_one_without_is_due() -> None:
+    cost = PassCost(MEASURED)
+    for _ in range(FIRST_PASSES):
+        cost.learn(3, 3, 0, 15.0)
+    for _ in range(STALE):
+        assert not cost.plain_is_due(3)
+        cost.learn(6, 3, 0, 17.0)
+    assert cost.plain_is_due(3)
+    cost.learn(3, 3, 0, 15.0)
+    assert not cost.plain_is_due(3)
+    assert not PassCost(MEASURED, fixed=True).plain_is_due(3)
 
 
 def test_timing_by_batch_and_depth() -> None:

@@ -69,6 +69,20 @@ def test_a_text_that_must_be_read_first_makes_a_draft_dearer() -> None:
     assert not asked(make(), backlog=5000)
 
 
+def test_a_small_gain_is_taken_for_one_text_and_not_for_many() -> None:
+    """A twentieth faster, by tokens from nowhere or by a drafter: within the margin of 16 texts."""
+    for texts, taken in ((1, True), (16, False)):
+        policy = make(FLAT)
+        base = Pass(texts, texts, texts, 0)
+        kept = policy.choose([[0.05] for _ in range(texts)], base, 64).kept
+        assert kept == [[0] if taken else []] * texts
+        policy.timings["d"] = Timing(None, {1: 0.0}, FIRST)
+        outlooks = [Outlook([0.05], 0.0, 1) for _ in range(texts)]
+        price = policy.price("d", [0] * texts, base, follows=False)
+        offer = policy.ask("d", outlooks, [Size(1, 1)], base, 1 / 10.0, price)
+        assert (offer is not None) is taken
+
+
 def test_what_reading_takes_is_measured() -> None:
     """By what a row takes in a draft, eight texts of some hundred tokens could never begin."""
     policy = make()

@@ -8,10 +8,10 @@ are the same.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, log1p
+from math import exp, inf, log, log1p, log2
 from operator import itemgetter
 
-MARGIN = 0.02  # a gain below this is within the error of the estimates
+MARGIN = 0.02  # a gain below this is within the error of the estimates, for one text
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,12 @@ class Choice:
     kept: list[list[int]]  # per tree: node indices, ascending
     log_gain: float  # sum of log(1 + E) over the requests of the trees
     speed: float  # geometric mean of the requests' speeds, in tokens per second
+
+
+def margin(writers: int) -> float:
+    """What drafts must promise beyond a pass without. More for many texts: those that are drafted
+    for end one by one, and the last of them leave the device half empty."""
+    return MARGIN * (1 + log2(writers))
 
 
 def mean_speed(log_gain: float, writers: int, seconds: float) -> float:

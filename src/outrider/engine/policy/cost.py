@@ -3,10 +3,12 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, inf, log
 
 KEEP = 0.95  # of an estimate per step, where a new measurement comes in
-TRUST = 10  # measurements of a point until its own correction counts as much as the common one
+FIRST = 3  # passes over so many rows of which the fastest counts: it was disturbed least
+TRUST = 2  # passes until what they have shown counts as much as what all have, once FIRST are seen
+STALE = 64  # passes with drafts until one without is worth having, to see what it takes now
 OUTLIER = 3.0  # a step this many times slower or faster than predicted says nothing of the pass
 
 
@@ -36,6 +38,8 @@ class PassCost:
     # By bits of the batch size, the same at each point of the curve, and how often it was seen.
     _own: dict[int, list[float]] = field(default_factory=dict)
     _seen: dict[int, list[int]] = field(default_factory=dict)
+    _plain: dict[int, int] = field(default_factory=dict)  # passes without drafts,
+    _drafted: dict[int, int] = field(default_factory=dict)  # and with, since the last of those
     _curves: dict[int, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -50,16 +54,22 @@ class PassCost:
         return self._curves[bits]
 
     def _corrected(self, bits: int) -> list[float]:
-        none = [0] * len(self._points)
-        corrected = []
-        for base, own, seen in zip(
-            self._base, self._own.get(bits, none), self._seen.get(bits, none), strict=True
-        ):
-            share = seen / (seen + TRUST)
-            corrected.append(base * exp(self._common + share * (own - self._common)))
-        # No pass has fewer rows than texts: what is believed of that must not spoil the rest.
-        start = max(0, bisect_right(self._points, 1 << (bits - 1)) - 1)
-        return corrected[:start] + smooth(corrected[start:])
+        # No pass has fewer rows than texts: below that nothing is seen, and the slope goes on.
+        least = max(0, bisect_right(self._points, 1 << (bits - 1)) - 1)
+        return smooth(
+            [
+                base * exp(self._correction(bits, max(point, least)))
+                for point, base in enumerate(self._base)
+            ]
+        )
+
+    def _correction(self, bits: int, point: int) -> float:
+        """Log of how much slower than measured: by a point's own passes, and by all."""
+        if bits not in self._seen:
+            return self._common
+        own, seen = self._own[bits][point], self._seen[bits][point]
+        share = seen / (seen + TRUST) if seen >= FIRST else 0.0
+        return self._common + share * (own - self._common)
 
     def seconds(self, rows: int, sequences: int = 1, keys: int = 0) -> float:
         """Of a pass over so many rows in all; `keys` is the context of all sequences."""
@@ -72,9 +82,10 @@ class PassCost:
             cost += (max(rows, points[0]) - points[right]) * slope
         known = self.measured
         extra_keys = max(0, keys - sequences * known.context)
-        # What depends neither on rows nor on drafts, scaled like the rest.
+        # What depends neither on rows nor on drafts, corrected like a pass without drafts.
         fixed = (sequences - 1) * known.per_sequence + extra_keys * known.per_key
-        return cost + fixed * exp(self._common)
+        bits = sequences.bit_length()
+        return cost + fixed * exp(self._correction(bits, self._point_of(sequences, sequences)))
 
     def growing(self, rows: int, more: int, sequences: int = 1, keys: int = 0) -> list[float]:
         """1 + more: of passes over `rows` rows, one more, and so on."""
@@ -103,18 +114,39 @@ class PassCost:
         if seconds <= 0 or not 1 / OUTLIER < seconds / predicted < OUTLIER:
             seconds = predicted * (OUTLIER if seconds > predicted else 1 / OUTLIER)
         error = log(seconds / predicted)
-        distances = [abs(log(point / max(rows, 1))) for point in self._points]
-        nearest = distances.index(min(distances))
-        was = self._common
-        self._common += (1 - KEEP) * error
-        bits = sequences.bit_length()
+        bits, point = sequences.bit_length(), self._point_of(rows, sequences)
         own = self._own.setdefault(bits, [0.0] * len(self._points))
         seen = self._seen.setdefault(bits, [0] * len(self._points))
-        # A point's own correction starts from the common one and moves as fast: with one point in
-        # use the two stay equal, and the shape of the curve stays as measured.
-        own[nearest] = (own[nearest] if seen[nearest] else was) + (1 - KEEP) * error
-        seen[nearest] += 1
+        shown = self._correction(bits, point) + error  # what it would have had to be
+        self._common += (1 - KEEP) * (shown - self._common)
+        if seen[point] < FIRST:
+            own[point] = min(own[point], shown) if seen[point] else shown
+        else:
+            own[point] += (1 - KEEP) * (shown - own[point])
+        seen[point] += 1
+        if rows > sequences:
+            self._drafted[bits] = self._drafted.get(bits, 0) + 1
+        else:
+            self._plain[bits], self._drafted[bits] = self._plain.get(bits, 0) + 1, 0
         self._curves.clear()
+
+    def _point_of(self, rows: int, sequences: int) -> int:
+        """The point that such a pass tells about. What drafts of many texts take must not change
+        what is believed of a pass without: so those tell of more rows than there are texts."""
+        distances = [
+            abs(log(point / max(rows, 1))) if rows <= sequences or point > sequences else inf
+            for point in self._points
+        ]
+        nearest = min(distances)
+        return distances.index(nearest) if nearest < inf else len(self._points) - 1
+
+    def plain_is_due(self, sequences: int) -> bool:
+        """Whether nobody knows what such a pass takes without drafts, or not any more. Of one text
+        calibration has told."""
+        if self.fixed or sequences == 1:
+            return False
+        bits = sequences.bit_length()
+        return self._plain.get(bits, 0) < FIRST or self._drafted[bits] >= STALE
 
     def curve(self) -> list[tuple[int, float]]:
         """(rows, seconds) of a lone text, as believed now."""

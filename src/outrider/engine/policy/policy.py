@@ -10,7 +10,7 @@ from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.shapes import Shape
 from outrider.engine.policy.acceptance import Record, Track, alike, learn, path_chances
-from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, mean_speed
+from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, margin, mean_speed
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.policy.gate import (
     LOOKING,
@@ -172,7 +172,7 @@ class Policy:
             room,
             seconds,
             base.log_gain,
-            margin=0.0 if self.always else MARGIN,
+            margin=0.0 if self.always else margin(base.writers),
         )
 
     def price(self, drafter: str, backlogs: list[int], base: Pass, follows: bool) -> DraftSeconds:
@@ -238,7 +238,7 @@ class Policy:
         """Whether to have a drafter that costs time draft for some of the requests. `speed` is what
         the pass promises without it. `late`: whether the next pass should wait for it."""
         offer = best_offer(outlooks, sizes, base, self.cost, price)
-        if offer is not None and offer.speed > (1 + MARGIN) * speed:
+        if offer is not None and offer.speed > (1 + margin(base.writers)) * speed:
             self._pauses[drafter].end()
             return offer
         if offer is not None and self.timings[drafter].young:
