@@ -48,11 +48,11 @@ def lay_out_for_few_rows(model: nn.Module) -> None:
     for module in model.modules():
         if not is_plain(module):
             continue
-        linear = cast(nn.Linear, module)
-        if can_pack(linear.weight):
-            pack(linear)
-        elif linear.weight.device.type == "cpu" and linear.weight.dtype == torch.float32:
-            _lay_out(linear)
+        layer = cast(nn.Linear, module)
+        if can_pack(layer.weight):
+            pack(layer)
+        elif layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32:
+            _lay_out(layer)
 
 
 def _lay_out(module: nn.Linear) -> None:
