@@ -46,13 +46,13 @@ def test_who_has_left_is_forgotten() -> None:
     assert not policy._records and not policy._interests
 
 
-def asked(policy: Policy, backlog: int = 0, speed: float = 1 / 50) -> bool:
+def asked(policy: Policy, backlog: int = 0, speed: float = 1 / 50, reads: bool = False) -> bool:
     """Whether a drafter is asked whose tokens take a tenth of a pass each and are right nine times
     of ten; `speed` is promised without it."""
     policy.timings["d"] = Timing(None, {1: 5.0}, FIRST)
     outlook = Outlook([0.9, 1.71, 2.44], 0.0, 3)
     sizes = [Size(n, n) for n in (1, 2, 3)]
-    price = policy.price("d", [backlog], ALONE, follows=False)
+    price = policy.price("d", [backlog], ALONE, False, reads)
     return policy.ask("d", [outlook], sizes, ALONE, speed, price) is not None
 
 
@@ -66,6 +66,9 @@ def test_steps_that_went_by_without_the_question_bring_the_next_trial_nearer() -
 def test_a_text_that_must_be_read_first_makes_a_draft_dearer() -> None:
     assert asked(make())
     assert asked(make(), backlog=50)
+    assert asked(make(), backlog=300)
+    assert not asked(make(), backlog=300, reads=True)  # who knows whether it is used again?
+    assert asked(make(), reads=True)
     assert not asked(make(), backlog=5000)
 
 

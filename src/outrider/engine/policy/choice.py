@@ -8,10 +8,11 @@ are the same.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log, log1p, log2
+from math import exp, inf, log, log1p
 from operator import itemgetter
 
-MARGIN = 0.02  # a gain below this is within the error of the estimates, for one text
+MARGIN = 0.02  # a gain below this is within the error of the estimates, for one text;
+MARGIN_EACH = 0.006  # and for each further one
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Choice:
 def margin(writers: int) -> float:
     """What drafts must promise beyond a pass without. More for many texts: those that are drafted
     for end one by one, and the last of them leave the device half empty."""
-    return MARGIN * (1 + log2(writers))
+    return MARGIN + MARGIN_EACH * (writers - 1)
 
 
 def mean_speed(log_gain: float, writers: int, seconds: float) -> float:

@@ -175,16 +175,22 @@ class Policy:
             margin=0.0 if self.always else margin(base.writers),
         )
 
-    def price(self, drafter: str, backlogs: list[int], base: Pass, follows: bool) -> DraftSeconds:
-        """What drafts take; `follows`: only the first of many is made while the device waits."""
+    def price(
+        self, drafter: str, backlogs: list[int], base: Pass, follows: bool, reads: bool = False
+    ) -> DraftSeconds:
+        """What drafts take; `follows`: only the first of many is made while the device waits.
+        `reads`: the pass reads prompts. A draft may pay in such a pass and in none after it, so
+        what the drafter must read first has to pay at once."""
         timing = self.timings[drafter]
         # Where others have drafted, the pass waits anyway.
         waiting = 0.0 if base.log_gain or follows else self.waited.seconds(base.writers)
         known = follows and self.following[drafter].known()
         levels = self.following[drafter] if known else timing
 
+        reading = timing.per_row if reads else timing.per_row / AMORTISED
+
         def seconds(chosen: list[int], depth: int) -> float:
-            catch_up = timing.per_row * sum(backlogs[i] for i in chosen) / AMORTISED
+            catch_up = reading * sum(backlogs[i] for i in chosen)
             return waiting + levels.seconds(len(chosen), depth) + catch_up
 
         return seconds
