@@ -177,6 +177,15 @@ def test_several_texts_are_first_written_without_drafts(
     assert drafted[0] > 0
 
 
+def test_beside_drafts_of_a_fixed_length_nobody_waits_for_a_plain_pass(models: Models) -> None:
+    always = params({"num_speculative_tokens": 2})
+    with registered(Random):
+        llm = make_llm(models.target, "random")
+        llm.engine.policy.cost = PassCost(FREE)
+        fixed, free = llm.generate([LOOP, LOOP], [always, params()])
+    assert fixed.speculation.drafted and free.speculation.drafted
+
+
 def test_while_drafting_is_in_doubt_nobody_asks_whether_it_pays(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:

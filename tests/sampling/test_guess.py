@@ -81,6 +81,9 @@ def test_scores_are_spread_over_the_targets_tokens() -> None:
     spread = known.spread(torch.tensor([[1.0, 2.0, 3.0]]))
     inf = torch.inf
     assert spread.tolist() == [[2.0, -inf, 3.0, -inf, 1.0, -inf]]
+    scores = torch.tensor([[1.0, 2.0, 3.0]])
+    assert Known.of(torch.tensor([0, 1, 2]), 3).spread(scores) is scores
+    assert Known.of(torch.tensor([1, 0, 2]), 3).spread(scores).tolist() == [[2.0, 1.0, 3.0]]
 
 
 def test_a_place_that_is_drafted_for_again_has_the_same_noise() -> None:

@@ -9,6 +9,7 @@ from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.engine.crew import Crew, Plan
 from outrider.engine.cutting import Cut, Proposal, worth_checking
+from outrider.engine.policy.choice import margin
 from outrider.engine.policy.explain import Decisions, Explanation, explain
 from outrider.engine.policy.gate import Doubt, Pass
 from outrider.engine.policy.interest import Rest
@@ -157,8 +158,10 @@ class Drafting:
         self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int, late: bool
     ) -> dict[Request, TokenTree]:
         """The lookups first; others where they promise more than that."""
-        # On a GPU, drafts that follow each other would be interrupted for it.
-        if not self.runner.runs_ahead and self.policy.cost.plain_is_due(base.sequences):
+        # One that others' drafts or prompts join would tell nothing of that; and on a GPU, drafts
+        # that follow each other would be interrupted for it.
+        plain = base.rows == base.sequences and not self.runner.runs_ahead
+        if plain and self.policy.cost.plain_is_due(base.sequences):
             return {}
         cut = self._look_up(batch, budget, base, room, late)
         for drafter in self._competing(batch):
@@ -183,9 +186,10 @@ class Drafting:
         cut = self._cut(batch, budget, base, room, late)
         for drafter, request in asked:
             self.policy.credit(request, drafter.name, cut.expected[request])
-        step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
-        paid = any(map(len, cut.trees.values()))
-        doubt.answered(paid, len(batch), perf_counter() - start, step)
+        if asked:
+            step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
+            paid = any(map(len, cut.trees.values()))
+            doubt.answered(paid, len(batch), perf_counter() - start, step)
         return cut
 
     def _lets_pass(self, doubt: Doubt, batch: list[Request]) -> bool:
@@ -223,7 +227,8 @@ class Drafting:
         price = self.policy.price(drafter.name, backlogs, ahead, follows, self._reads)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
-        paid = offer is not None and offer.speed > cut.speed  # and not on trial
+        needed = (1 + margin(base.writers)) * cut.speed
+        paid = offer is not None and offer.speed > needed  # and not on trial
         doubt.answered(paid, len(mine), perf_counter() - start, step)
         if offer is None or late:
             self.wanted = self.wanted or offer is not None

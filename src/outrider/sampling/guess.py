@@ -23,16 +23,20 @@ class Known(NamedTuple):
     tokens: Tensor  # [columns]: which token of the target each column of its scores is
     columns: Tensor  # [groups * GROUP]: the column of each of the target's tokens; -1: none
     vocabulary: int  # of the target
+    in_order: bool  # columns are the target's tokens, all of them
 
     @classmethod
     def of(cls, tokens: Tensor, vocabulary: int) -> "Known":
         size = -(-vocabulary // GROUP) * GROUP
         columns = torch.full((size,), -1, dtype=torch.int64, device=tokens.device)
         columns[tokens] = torch.arange(len(tokens), device=tokens.device)
-        return cls(tokens, columns, vocabulary)
+        in_order = torch.equal(tokens, torch.arange(vocabulary, device=tokens.device))
+        return cls(tokens, columns, vocabulary, in_order)
 
     def spread(self, scores: Tensor) -> Tensor:
         """[rows, columns] -> [rows, vocabulary]: the tokens that it does not have, never."""
+        if self.in_order:
+            return scores
         full = scores.new_full((len(scores), self.vocabulary), -torch.inf)
         return full.index_copy_(1, self.tokens, scores)
 

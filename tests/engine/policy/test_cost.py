@@ -118,6 +118,13 @@ def test_what_drafts_take_does_not_change_a_pass_without() -> None:
     assert cost.seconds(8, 4) > 20.0
 
 
+@pytest.mark.parametrize("texts", [3, 5, 6, 7])
+def test_so_it_is_between_the_points(texts: int) -> None:
+    """Where the nearest point to a plain pass has more rows than there are texts."""
+    cost = PassCost(MEASURED)
+    assert cost._point_of(texts, texts) < cost._point_of(texts + 1, texts)
+
+
 def test_more_texts_than_any_point_has_rows() -> None:
     """What lies beyond the last point goes on as before it, however fast such passes are."""
     cost = PassCost(MEASURED)

@@ -12,7 +12,8 @@ from math import exp, inf, log, log1p
 from operator import itemgetter
 
 MARGIN = 0.02  # a gain below this is within the error of the estimates, for one text;
-MARGIN_EACH = 0.006  # and for each further one
+MARGIN_EACH = 0.006  # and for each further one,
+MOST_MARGIN = 0.2  # up to this
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Choice:
 def margin(writers: int) -> float:
     """What drafts must promise beyond a pass without. More for many texts: those that are drafted
     for end one by one, and the last of them leave the device half empty."""
-    return MARGIN + MARGIN_EACH * (writers - 1)
+    return min(MARGIN + MARGIN_EACH * (writers - 1), MOST_MARGIN)
 
 
 def mean_speed(log_gain: float, writers: int, seconds: float) -> float:

@@ -132,9 +132,10 @@ class PassCost:
 
     def _point_of(self, rows: int, sequences: int) -> int:
         """The point that such a pass tells about. What drafts of many texts take must not change
-        what is believed of a pass without: so those tell of more rows than there are texts."""
+        what is believed of a pass without: so those tell of more rows than there are texts, while
+        there is such a point, and a pass without tells of at most as many."""
         distances = [
-            abs(log(point / max(rows, 1))) if rows <= sequences or point > sequences else inf
+            abs(log(point / max(rows, 1))) if (point > sequences) == (rows > sequences) else inf
             for point in self._points
         ]
         nearest = min(distances)
