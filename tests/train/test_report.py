@@ -72,8 +72,8 @@ def test_what_was_said_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     given: dict[str, Any] = {
         "kind": "eagle3", "target": "x", "out": tmp_path, "data": ("self",), "longest": 9,
         "temperature": 0.0, "seed": 0, "device": "cpu", "dtype": "auto", "texts": None,
-        "steps": None, "texts_per_step": None, "vocabulary": None, "layers": None, "normed": False,
-        "learning_rate": None,
+        "steps": None, "texts_per_step": None, "vocabulary": None, "layers": None, "start": None,
+        "normed": False, "learning_rate": None,
     }  # fmt: skip
     scale = scale_for(int(1e10), on_gpu=False)
     found = filled(**given)
@@ -88,5 +88,8 @@ def test_what_was_said_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         filled(**given | {"learning_rate": 0.0})
     with pytest.raises(ConfigError, match="--layers is for distill"):
         filled(**given | {"layers": 2})
+    assert filled(**given | {"start": "drafter"}).start == "drafter"
+    with pytest.raises(ConfigError, match="leave out --vocabulary"):
+        filled(**given | {"start": "drafter", "vocabulary": 10})
     with pytest.raises(ConfigError, match="--normed is for eagle3"):
         filled(**given | {"kind": "dspark", "normed": True})

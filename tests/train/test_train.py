@@ -7,18 +7,19 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.tiny import make_tiny, make_tokenizer
 
 from outrider import LLM, SamplingParams
 from outrider.cli import main
-from outrider.core.errors import OutriderError
+from outrider.core.errors import ConfigError, OutriderError
 from outrider.train import objective
 from outrider.train.batch import Truth, Vocabulary, see
 from outrider.train.checkpoint import write
 from outrider.train.distill import new_student
 from outrider.train.loop import OBJECTIVES, Judgement, Plan, train
 from outrider.train.settings import KINDS
-from outrider.train.start import new_head
+from outrider.train.start import learned_head, new_head
 from outrider.train.texts import Text
 
 
@@ -226,6 +227,38 @@ def test_a_normed_head_is_read_as_one(
     write(head, config, tmp_path)
     fast: Any = LLM(target, {"model": str(tmp_path)}, device="cpu", dtype="float32").engine.drafter
     assert fast.head.options.fc_norm and fast.head.options.norm_before_residual
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "dspark"])
+def test_a_drafter_goes_on_from_one_that_was_trained_before(
+    kind: str, target: str, llm: LLM, texts: list[Text], tmp_path: Path
+) -> None:
+    """With its weights and its tokens, and is written as such a one again."""
+    loaded = llm.engine.loaded
+    first, config = new_head(kind, loaded.model, words_of(texts, llm))
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    write(first, config, tmp_path / "first")
+    head, same_config, words = learned_head(kind, str(tmp_path / "first"), loaded)
+    assert same_config == config and words.ids.equal(words_of(texts, llm).ids)
+    write(head, same_config, tmp_path / "second")
+    names = ("first", "second")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in names)
+    assert one.keys() == other.keys() and all(one[key].equal(other[key]) for key in one)
+    assert all(parameter.requires_grad for parameter in head.parameters())
+    with pytest.raises(ConfigError, match="give the folder of one"):
+        learned_head("medusa" if kind == "eagle3" else "eagle3", str(tmp_path / "first"), loaded)
+
+
+def test_the_command_starts_from_a_drafter(target: str, tmp_path: Path) -> None:
+    asked = ["train", "eagle3", "--target", target, "--texts", "6", "--longest", "120"]
+    asked += ["--texts-per-step", "2", "--device", "cpu", "--dtype", "float32", "--steps", "2"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main.run([*asked, "--out", str(first), "--vocabulary", "100"]) == 0
+    slowly = ["--start", str(first), "--learning-rate", "1e-12"]
+    assert main.run([*asked, "--out", str(second), *slowly]) == 0
+    one, other = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert all(one[key].equal(other[key]) for key in one)
 
 
 def test_the_command_trains_and_goes_on(

@@ -41,7 +41,7 @@ def asked(out: Path, **changes: Any) -> Settings:
     given: dict[str, Any] = {
         "kind": "medusa", "target": "tiny", "out": out, "data": ("self",), "texts": 4,
         "longest": 60, "temperature": 1.0, "steps": 1, "texts_per_step": 1, "vocabulary": 100,
-        "layers": None, "normed": False, "learning_rate": 1e-3, "seed": 3,
+        "layers": None, "start": None, "normed": False, "learning_rate": 1e-3, "seed": 3,
         "device": "cpu", "dtype": "float32",
     }  # fmt: skip
     return Settings(**(given | changes))

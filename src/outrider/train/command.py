@@ -48,6 +48,14 @@ def train_command(
             show_default="an eighth of the target's",
         ),
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="A drafter that this command made, for the same target: go on from it, with other "
+            "texts, say.",
+            show_default="from nothing",
+        ),
+    ] = None,
     normed: Annotated[
         bool,
         typer.Option(
@@ -94,7 +102,7 @@ def train_command(
         filled(
             kind=kind, target=target, out=out, data=tuple(data), texts=texts, longest=longest,
             temperature=temperature, steps=steps, texts_per_step=texts_per_step,
-            vocabulary=vocabulary, layers=layers, normed=normed, learning_rate=learning_rate,
-            seed=seed, device=device, dtype=dtype,
+            vocabulary=vocabulary, layers=layers, start=start, normed=normed,
+            learning_rate=learning_rate, seed=seed, device=device, dtype=dtype,
         )
     )  # fmt: skip

@@ -47,6 +47,7 @@ def filled(
     texts_per_step: int | None,
     vocabulary: int | None,
     layers: int | None,
+    start: str | None,
     normed: bool,
     learning_rate: float | None,
     device: str,
@@ -60,6 +61,11 @@ def filled(
         raise ConfigError(f"--normed is for eagle3; leave it out for {kind}")
     if vocabulary is not None and distilled:
         raise ConfigError("a distilled model knows all tokens; leave out --vocabulary")
+    if start is not None and (distilled or normed or vocabulary is not None):
+        raise ConfigError(
+            "a drafter that is given by --start stays of its kind; leave out --vocabulary and "
+            "--normed, and do not distill"
+        )
     if learning_rate is not None and learning_rate <= 0:
         raise ConfigError(f"--learning-rate must be above 0, not {learning_rate}")
     scale = scale_for(parameters_of(target), choose_device(device).type == "cuda")
@@ -72,6 +78,7 @@ def filled(
         texts_per_step=texts_per_step or scale.texts_per_step,
         vocabulary=None if distilled else vocabulary or VOCABULARY,
         layers=layers,
+        start=start,
         normed=normed,
         learning_rate=learning_rate or scale.rate * LEARNING_RATES[kind],
         device=device,

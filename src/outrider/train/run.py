@@ -15,7 +15,7 @@ from outrider.train.loop import SHEETS, Plan, train
 from outrider.train.ranks import join
 from outrider.train.report import write_report
 from outrider.train.settings import Settings
-from outrider.train.start import new_head
+from outrider.train.start import learned_head, new_head
 from outrider.train.writing import write_texts
 
 
@@ -33,7 +33,10 @@ def run(asked: Settings) -> None:
     words = Vocabulary.of(written.texts, asked.vocabulary or size, size, set(loaded.eos_ids))
     words = words.to(loaded.device)
     torch.manual_seed(asked.seed)
-    head, config = _pupil(asked, loaded, words)
+    if asked.start is not None:
+        head, config, words = learned_head(asked.kind, asked.start, loaded)
+    else:
+        head, config = _pupil(asked, loaded, words)
     every = max(1, min(200, asked.steps // 10))
     wanted = 1 if loaded.device.type == "cuda" else SHEETS
     sheets = -(-wanted // ranks.count) * ranks.count  # as many for each process

@@ -19,6 +19,7 @@ class Settings:
     texts_per_step: int
     vocabulary: int | None  # tokens that a drafter knows; None: all of the target's
     layers: int | None  # of a distilled model; None: by those of the target
+    start: str | None  # a drafter that was trained before, to go on from; None: from nothing
     normed: bool  # of eagle3: the target's states are normed before they are mixed
     learning_rate: float
     seed: int

@@ -5,8 +5,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from outrider.core.errors import ConfigError
+from outrider.drafters.registry import drafter_class
+from outrider.heads.files import Files
+from outrider.heads.formats import kind_of
 from outrider.heads.head import Head, Target
 from outrider.heads.untrained import MAKERS
+from outrider.model.loading import LoadedModel
 from outrider.train.batch import Vocabulary
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -53,6 +58,25 @@ def new_head(
             output = model.get_output_embeddings().weight
             head.lm_head.weight.copy_(output[words.ids].float().cpu())
     return head, written
+
+
+def learned_head(
+    kind: str, name: str, loaded: LoadedModel
+) -> tuple[Head, dict[str, Any], Vocabulary]:
+    """A drafter that was trained before, its config.json, and the tokens that it knows."""
+    files = Files.of(name, sure=True)
+    if kind_of(files) != kind:
+        raise ConfigError(f"--start {name} is no {kind} drafter; give the folder of one")
+    target = Target.of(loaded.model)
+    read: Any = drafter_class(kind).read  # type: ignore[attr-defined]
+    head: Head = read(files, target, torch.float32, loaded.device, loaded.context_length)
+    if head.state_dict().keys() != files.shapes.keys():
+        raise ConfigError(
+            f"--start {name} was not made by `outrider train`: its tensors have other names, which "
+            "would be lost"
+        )
+    words = Vocabulary(head.ids(target.vocabulary), target.vocabulary)
+    return head.requires_grad_(True), files.config, words
 
 
 def _unused(words: Vocabulary, vocabulary: int) -> int:
