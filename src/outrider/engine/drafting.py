@@ -38,7 +38,6 @@ class Drafting:
         self.wanted = False  # whether a drafter that costs time should be asked in the next step
         self.hurried = False  # whether the device waits for the host, as the engine has last seen
         self._rest = Rest()
-        self._reads = False  # whether the pass to come reads prompts
 
     @property
     def bytes_per_slot(self) -> int:
@@ -141,7 +140,6 @@ class Drafting:
             self._call(drafter, self._drafted_by(drafter, fixed), budget)
         trees = {r: self._as_proposed(r) for r in fixed}
         taken = sum(len(tree) for tree in trees.values())
-        self._reads = base.rows > base.sequences
         base = base._replace(rows=base.rows + taken)
         if free and rested:
             decided = self._decide(free, budget, base, room - taken, late)
@@ -224,7 +222,7 @@ class Drafting:
         )
         backlogs = [drafter.backlog(request) for request in mine]
         follows = drafter.following is not None and drafter.following.takes(batch)
-        price = self.policy.price(drafter.name, backlogs, ahead, follows, self._reads)
+        price = self.policy.price(drafter.name, backlogs, ahead, follows)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
         needed = (1 + margin(base.writers)) * cut.speed

@@ -76,9 +76,11 @@ class Stopwatch:
 
 def plain_pass(work: list[Work]) -> Pass:
     """The pass without drafts, as the policy sees it."""
+    rows = sum(item.rows for item in work)
     return Pass(
         writers=sum(item.completes for item in work),
-        rows=sum(item.rows for item in work),
+        rows=rows,
         sequences=len(work),
         keys=sum(len(item.sequence.request.slots) for item in work),
+        reading=rows - len(work),
     )

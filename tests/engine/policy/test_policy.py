@@ -52,8 +52,9 @@ def asked(policy: Policy, backlog: int = 0, speed: float = 1 / 50, reads: bool =
     policy.timings["d"] = Timing(None, {1: 5.0}, FIRST)
     outlook = Outlook([0.9, 1.71, 2.44], 0.0, 3)
     sizes = [Size(n, n) for n in (1, 2, 3)]
-    price = policy.price("d", [backlog], ALONE, False, reads)
-    return policy.ask("d", [outlook], sizes, ALONE, speed, price) is not None
+    base = ALONE._replace(rows=2, reading=1) if reads else ALONE
+    price = policy.price("d", [backlog], base, False)
+    return policy.ask("d", [outlook], sizes, base, speed, price) is not None
 
 
 def test_steps_that_went_by_without_the_question_bring_the_next_trial_nearer() -> None:
@@ -70,6 +71,23 @@ def test_a_text_that_must_be_read_first_makes_a_draft_dearer() -> None:
     assert not asked(make(), backlog=300, reads=True)  # who knows whether it is used again?
     assert asked(make(), reads=True)
     assert not asked(make(), backlog=5000)
+
+
+def test_beside_prompts_a_draft_must_pay_as_beside_none() -> None:
+    """A pass that is long because it reads prompts does not make the tokens of a draft dearer."""
+    policy = make(Measured([1, 1000], [10.0, 1009.0 + 10.0], context=256))  # each row costs 1
+    for reading in (0, 500):
+        base = Pass(1, 1 + reading, 1, 0, reading)
+        for chance, rows in ((0.3, 1), (0.05, 0)):
+            assert policy.choose([[chance]], base, 64).kept == [list(range(rows))]
+        policy.timings["d"] = Timing(None, {1: 3.0}, FIRST)
+        price = policy.price("d", [0], base, follows=False)
+        speed = policy.choose([], base, 64).speed
+        assert speed == pytest.approx(1 / 10.0)
+        assert policy.seconds_per_token(base) == pytest.approx(10.0)
+        for gain, taken in ((0.6, True), (0.3, False)):  # 14 instead of 10
+            offer = policy.ask("d", [Outlook([gain], 0.0, 1)], [Size(1, 1)], base, speed, price)
+            assert (offer is not None) is taken
 
 
 def test_a_small_gain_is_taken_for_one_text_and_not_for_many() -> None:

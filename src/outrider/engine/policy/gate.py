@@ -39,6 +39,7 @@ class Pass(NamedTuple):
     rows: int
     sequences: int
     keys: int
+    reading: int = 0  # rows of prompts, beyond one for each sequence
     log_gain: float = 0.0  # sum over the writers of log(1 + drafted tokens expected)
 
 
@@ -102,6 +103,14 @@ class Doubt:
             self.left = min(rest, int(seconds / (self.share * step)))
 
 
+def reading_seconds(base: Pass, cost: PassCost) -> float:
+    """What prompts add to the pass. They are read whatever is drafted, and a token that a draft
+    gains spares a part of a later pass that only writes: beside such a one it has to pay."""
+    writing = base.sequences
+    with_prompts = cost.seconds(writing + base.reading, base.sequences, base.keys)
+    return with_prompts - cost.seconds(writing, base.sequences, base.keys)
+
+
 def best_offer(
     outlooks: list[Outlook],
     sizes: list[Size],
@@ -114,6 +123,7 @@ def best_offer(
     draft_seconds(requests, depth): of drafting for them, with what must be read for it first.
     """
     best: Offer | None = None
+    reading = reading_seconds(base, cost)
     before = [log1p(outlook.without) for outlook in outlooks]
     logs = _logs([outlook.gains for outlook in outlooks])
     for number, size in enumerate(sizes):
@@ -125,7 +135,7 @@ def best_offer(
             rows += min(size.nodes, outlooks[i].room)
             if count & (count - 1) and count != len(order):
                 continue  # powers of two and the whole are enough to look at
-            seconds = cost.seconds(rows, base.sequences, base.keys)
+            seconds = cost.seconds(rows, base.sequences, base.keys) - reading
             seconds += draft_seconds(order[:count], size.depth)
             speed = mean_speed(log_gain, base.writers, seconds)
             if best is None or speed > best.speed:

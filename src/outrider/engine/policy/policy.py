@@ -21,6 +21,7 @@ from outrider.engine.policy.gate import (
     Pause,
     Size,
     best_offer,
+    reading_seconds,
 )
 from outrider.engine.policy.interest import LOOKING_UP, Interest
 from outrider.engine.policy.timing import Timing, Waiting
@@ -145,7 +146,8 @@ class Policy:
 
     def seconds_per_token(self, base: Pass) -> float:
         """Without any draft."""
-        return self.cost.seconds(base.rows, base.sequences) / base.writers
+        seconds = self.cost.seconds(base.rows, base.sequences) - reading_seconds(base, self.cost)
+        return seconds / base.writers
 
     def credit(self, request: Request, drafter: str, expected: float) -> None:
         """The drafter was asked, and this many tokens are expected of what it proposed."""
@@ -160,10 +162,11 @@ class Policy:
 
     def choose(self, chances: list[list[float]], base: Pass, room: int) -> Choice:
         waiting = self.waited.seconds(base.writers)
+        reading = reading_seconds(base, self.cost)
 
         def seconds(rows: int, more: int) -> list[float]:
             plain, *others = self.cost.growing(rows, more, base.sequences, base.keys)
-            return [plain, *(time + waiting for time in others)]
+            return [plain - reading, *(time - reading + waiting for time in others)]
 
         return choose_nodes(
             chances,
@@ -175,19 +178,17 @@ class Policy:
             margin=0.0 if self.always else margin(base.writers),
         )
 
-    def price(
-        self, drafter: str, backlogs: list[int], base: Pass, follows: bool, reads: bool = False
-    ) -> DraftSeconds:
+    def price(self, drafter: str, backlogs: list[int], base: Pass, follows: bool) -> DraftSeconds:
         """What drafts take; `follows`: only the first of many is made while the device waits.
-        `reads`: the pass reads prompts. A draft may pay in such a pass and in none after it, so
-        what the drafter must read first has to pay at once."""
+        A draft may pay in a pass that reads prompts and in none after it, so what the drafter must
+        read first has to pay at once there."""
         timing = self.timings[drafter]
         # Where others have drafted, the pass waits anyway.
         waiting = 0.0 if base.log_gain or follows else self.waited.seconds(base.writers)
         known = follows and self.following[drafter].known()
         levels = self.following[drafter] if known else timing
 
-        reading = timing.per_row if reads else timing.per_row / AMORTISED
+        reading = timing.per_row if base.reading else timing.per_row / AMORTISED
 
         def seconds(chosen: list[int], depth: int) -> float:
             catch_up = reading * sum(backlogs[i] for i in chosen)
