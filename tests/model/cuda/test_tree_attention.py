@@ -35,6 +35,7 @@ def check(
     size: int = 16,
     options: Options = Options(),  # noqa: B008
     dtype: torch.dtype = torch.float32,
+    sharp: float = 1.0,
 ) -> None:
     segments, slots = make_segments(shapes, seed=rows)
     inputs = make_inputs(segments, rows, heads // kv_heads)
@@ -42,7 +43,7 @@ def check(
         randn(slots, kv_heads, size, seed=1, dtype=dtype),
         randn(slots, kv_heads, size, seed=2, dtype=dtype),
     )
-    query = randn(rows, heads, size, seed=3, dtype=dtype)
+    query = sharp * randn(rows, heads, size, seed=3, dtype=dtype)
     work = Workspace.of(*workspace_for(rows, inputs.single, heads, kv_heads, size), DEVICE)
     for tensor in (work.parts, work.weights):
         tensor.fill_(torch.nan)  # nothing may be read that was not written
@@ -76,6 +77,16 @@ def test_many_parts_are_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "JOINED", 2)
     for options in (Options(), Options(window=20)):
         check([(256, 12), (3, 0)], 14, options=options)
+
+
+@pytest.mark.parametrize("shape", [(300, 0), (300, 9)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_scores_far_above_those_of_a_parts_first_keys(
+    shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights relative to those would be infinite, so such a part is computed once more."""
+    monkeypatch.setattr(module, "MOST_PARTS", 1)
+    check([shape], 1 + shape[1], dtype=dtype, sharp=300.0)
 
 
 def test_sixty_four_rows_of_one_text() -> None:

@@ -29,6 +29,7 @@ JOINED = 64  # parts that are joined at once,
 MANY_JOINED = 256  # or all of them, where there are more: MOST_PARTS and the rows themselves
 JOINED_SIZE = 32  # elements of a value per program that joins: many small loads under way
 STAGES = 1  # the kernel reads ahead by itself
+FEW_REGISTERS = 208  # with as many, two programs fit beside one of the projection and start early
 MANY_TEXTS = 8  # more of them fill the device, with fewer warps for each
 
 
@@ -100,6 +101,8 @@ def tree_attention(
     parts = parts_for(rows, group, kv_heads, inputs.single)
     assert parts < MANY_JOINED
     tile = _tile(rows, group, inputs.single)
+    spread = _spread(rows, inputs.single)
+    small = {"maxnreg": FEW_REGISTERS} if spread and tile == 16 else {}  # larger ones would spill
     if out is None:
         out = torch.empty(rows, heads, value_size, dtype=query.dtype, device=query.device)
     _attend[(rows, kv_heads, parts + 1)](
@@ -112,8 +115,9 @@ def tree_attention(
         SINKS=options.sinks is not None, GROUP=group, SIZE=size,
         PADDED_SIZE=max(16, triton.next_power_of_2(size)), VALUE_SIZE=value_size,
         PADDED_VALUE_SIZE=max(16, triton.next_power_of_2(value_size)),
-        FEWEST_KEYS=FEWEST_KEYS, TILE=tile, KEYS=KEYS, SPREAD=_spread(rows, inputs.single),
-        num_warps=_warps(rows, tile, inputs.single), num_stages=STAGES, **chained(query.device),
+        FEWEST_KEYS=FEWEST_KEYS, TILE=tile, KEYS=KEYS, SPREAD=spread,
+        num_warps=_warps(rows, tile, inputs.single), num_stages=STAGES, **small,
+        **chained(query.device),
     )  # fmt: skip
     _join[(rows, heads, triton.cdiv(value_size, JOINED_SIZE))](
         work.parts, work.weights, inputs.packed, out, rows, heads, parts,
@@ -165,16 +169,22 @@ def in_window(position, place, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def _scores(q, k, seen, scale, SOFTCAP: tl.constexpr):
+    """[rows, keys]."""
+    scores = tl.dot(q, k, input_precision="ieee") * scale
+    if SOFTCAP > 0:
+        scores = SOFTCAP * _tanh(scores / SOFTCAP)
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
 def fold(
     q, k, v, seen, scale, best, total, mixed, SOFTCAP: tl.constexpr, SPREAD: tl.constexpr = False
 ):  # fmt: skip
     """One more block of keys: the highest score so far, the sum of weights below it, and the sum
     of weighted values. SPREAD: a sum for each place in a block, total [rows, keys]; that leaves
     one exchange between the warps out of the loop."""
-    scores = tl.dot(q, k, input_precision="ieee") * scale
-    if SOFTCAP > 0:
-        scores = SOFTCAP * _tanh(scores / SOFTCAP)
-    scores = tl.where(seen, scores, float("-inf"))
+    scores = _scores(q, k, seen, scale, SOFTCAP)
     top = tl.maximum(best, tl.max(scores, 1))
     safe = tl.where(top == float("-inf"), 0.0, top)  # nothing seen yet
     weights = tl.exp(scores - safe[:, None])
@@ -186,6 +196,15 @@ def fold(
     mixed = mixed * shrink[:, None]
     mixed += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     return top, total, mixed
+
+
+@triton.jit
+def _fold_relative(q, k, v, seen, scale, base, total, mixed, SOFTCAP: tl.constexpr):
+    """The same with weights below a score that stays as it is, so that no block waits for the one
+    before it. Whether they have grown too large, `total` [rows, keys] tells."""
+    weights = tl.exp(_scores(q, k, seen, scale, SOFTCAP) - base[:, None])
+    mixed += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return total + weights, mixed
 
 
 @triton.jit
@@ -274,15 +293,32 @@ def _attend(
     if start < end:
         seen = in_window(position, place, WINDOW) & (place < end)[None, :]
         best, total, mixed = fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP, SPREAD)
+    RELATIVE: tl.constexpr = SPREAD and WINDOW == 0  # then a row has seen a key of the first block
     for _ in range(start + KEYS, end, KEYS):
         place += KEYS
         k = load_keys(keys, next_slot, place < end, inner, key_slot, SIZE)
         v = load_values(values, next_slot, place < end, value_inner, value_slot, VALUE_SIZE)
         next_slot = _load_slots(line, place + KEYS, end)  # on their way while this block is folded
         seen = in_window(position, place, WINDOW) & (place < end)[None, :]
-        best, total, mixed = fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP, SPREAD)
+        if RELATIVE:
+            total, mixed = _fold_relative(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
+        else:
+            best, total, mixed = fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP, SPREAD)
     if SPREAD:
         total = tl.sum(total, 1)
+    if RELATIVE:
+        MOST: tl.constexpr = 3e4 if values.dtype.element_ty == tl.float16 else 1e26
+        if tl.max(total, 0) > MOST:  # hardly ever: once more, each block below the best so far
+            best = tl.full([TILE], float("-inf"), tl.float32)
+            total = tl.zeros([TILE], tl.float32)
+            mixed = tl.zeros([TILE, PADDED_VALUE_SIZE], tl.float32)
+            for first_place in range(start, end, KEYS):
+                place = first_place + tl.arange(0, KEYS)
+                slot = _load_slots(line, place, end)
+                k = load_keys(keys, slot, place < end, inner, key_slot, SIZE)
+                v = load_values(values, slot, place < end, value_inner, value_slot, VALUE_SIZE)
+                seen = (place < end)[None, :]
+                best, total, mixed = fold(q, k, v, seen, scale, best, total, mixed, SOFTCAP)
     if part == parts:
         ancestors = tl.load(packed + 6 * rows + row, mask=real, other=0)
         own_k = load_keys(keys, own_slot, own, inner, key_slot, SIZE)
