@@ -11,7 +11,7 @@ from outrider.engine.policy.cost import PassCost
 SHORTEST_PAUSE = 32  # steps until a drafter that does not pay is tried again
 LONGEST_PAUSE = 1024
 THINKING = 0.002  # of a step, spent on whether to ask a drafter that was not worth it before,
-LOOKING = 0.01  # and on lookups that have found nothing: nothing else tells when they will
+LOOKING = 0.003  # and on lookups that have found nothing: nothing else tells when they will
 LONGEST_DOUBT = 16  # steps
 PATIENCE = 3  # times that the answer may be no before the question is put less often
 
@@ -106,9 +106,10 @@ class Doubt:
 def reading_seconds(base: Pass, cost: PassCost) -> float:
     """What prompts add to the pass. They are read whatever is drafted, and a token that a draft
     gains spares a part of a later pass that only writes: beside such a one it has to pay."""
-    writing = base.sequences
-    with_prompts = cost.seconds(writing + base.reading, base.sequences, base.keys)
-    return with_prompts - cost.seconds(writing, base.sequences, base.keys)
+    if not base.reading:  # as mostly
+        return 0.0
+    texts, keys = base.sequences, base.keys
+    return cost.seconds(texts + base.reading, texts, keys) - cost.seconds(texts, texts, keys)
 
 
 def best_offer(
