@@ -76,7 +76,7 @@ def test_ctrl_c_keeps_what_was_measured(
 
     def interrupted(self: Engines, *arguments: Any, **more: Any) -> Any:
         calls.append(1)
-        if len(calls) == 4:  # after two warm-ups and one run
+        if len(calls) == 4:  # after two warm-ups and a run of both drafters
             raise KeyboardInterrupt
         return measure(self, *arguments, **more)
 
@@ -85,8 +85,8 @@ def test_ctrl_c_keeps_what_was_measured(
     argv += ["--out", str(tmp_path), "--batch-sizes", "1", "--drafters", "ngram"]
     assert main.run(argv) == 130
     err = capsys.readouterr().err
-    assert "interrupted; 1 run kept in" in err and "--resume" in err
-    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 1
+    assert "interrupted; 2 runs kept in" in err and "--resume" in err
+    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 2
 
 
 def test_without_matplotlib_the_figures_are_still_there(

@@ -8,7 +8,7 @@ from tests.bench.helpers import PROMPTS, a_run, spec, tiny_options
 
 from outrider.bench.cells import Run
 from outrider.bench.options import BenchOptions
-from outrider.bench.plan import Measurement, Plan
+from outrider.bench.plan import Measurement, Plan, side_by_side
 from outrider.core.errors import ConfigError
 
 QUIET, NOISY = 0.001, 0.06
@@ -65,6 +65,14 @@ def test_rounds_are_one_measurement() -> None:
     ] * 2
     assert [key.setting.category for key in due[0].keys] == ["chat", "code"]
     assert plan.conversations(due[0]) == 3 and plan.conversations(due[-1]) == 6
+
+
+def test_drafters_of_one_setting_are_side_by_side() -> None:
+    due = Plan(tiny_options(), PROMPTS).due([], 0)
+    together = side_by_side(due)
+    assert [m for several in together for m in several] == due
+    assert all({m.drafter for m in several} == {m.drafter for m in due} for several in together)
+    assert all(len({m._replace(drafter="") for m in several}) == 1 for several in together)
 
 
 def test_only_what_is_not_precise_is_repeated_beside_its_base() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from tests.bench.helpers import PROMPTS, measurement, tiny_model, tiny_options
 
+from outrider.bench import conversation
 from outrider.bench.conversation import Conversation, Floor, conversations
 from outrider.bench.options import parse_drafters
 from outrider.bench.plan import Measurement
-from outrider.bench.runner import Engines, fitting, pass_cost, phases
+from outrider.bench.runner import Engines, fitting, in_turns, pass_cost, phases
 from outrider.bench.workloads import Prompt
 from outrider.core.errors import ConfigError, OutriderError
 from outrider.core.params import SamplingParams
@@ -43,7 +44,7 @@ def test_a_batch_is_filled_with_copies() -> None:
 def test_a_run(engines: Engines, drafter: str, batch_size: int) -> None:
     finished: list[int] = []
     asked = measurement(drafter, "chat", batch_size)
-    (run,) = engines.measure(asked, PROMPTS, 6, 0, lambda: finished.append(1))
+    (run,) = engines.measure([asked], PROMPTS, 6, 0, lambda: finished.append(1))
     assert [run.key] == asked.keys
     # a1 has two turns; the third request of a batch of three is a copy of it.
     assert (run.requests, len(finished)) == ((3, 2) if batch_size == 1 else (5, 3))
@@ -65,7 +66,7 @@ def test_all_drafters_are_asked_for_the_same_text(engines: Engines) -> None:
         texts = []
         for llm in engines.llms.values():
             talks = conversations(CHAT, 3)
-            Floor(llm, 3, temperature, 6, seed=1).run(talks, lambda: None)
+            in_turns([Floor(llm, 3, temperature, 6, seed=1).turns(talks, lambda: None)])
             texts.append([talk.messages for talk in talks])
         assert texts[0] == texts[1]
         roles = [message["role"] for message in texts[0][0]]
@@ -100,7 +101,7 @@ def test_a_measurement_starts_cold_and_its_categories_follow_each_other(
     monkeypatch.setattr(engine, "_leave", leaving)
     for _ in range(2):
         asked = Measurement(NGRAM, ("round-1", "round-2"), 1, 0.0, 0)
-        runs = engines.measure(asked, ROUNDS, 4, 0)
+        runs = engines.measure([asked], ROUNDS, 4, 0)
         assert [run.key for run in runs] == asked.keys
         assert [run.requests for run in runs] == [2, 1]
         assert [run.seconds >= sum(run.phases.values()) > 0 for run in runs] == [True, True]
@@ -119,12 +120,47 @@ def test_phases_that_the_engine_names() -> None:
     assert with_model == {"draft": 1, "forward": 5, "verify": 0, "draft_model": 3, "rest": 1}
 
 
+def test_drafters_are_measured_side_by_side(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of each in turn, and nobody's clock runs meanwhile."""
+    time, steps = [0.0], []
+    monkeypatch.setattr(conversation, "perf_counter", lambda: time[0])
+    for name, seconds in (("none", 1.0), (NGRAM, 100.0)):
+        engine = engines.llms[name].engine
+
+        def step(name: str = name, seconds: float = seconds, own: Any = engine.step) -> Any:
+            steps.append(name)
+            time[0] += seconds
+            return own()
+
+        monkeypatch.setattr(engine, "step", step)
+    together = [measurement(name, "chat", 3) for name in ("none", NGRAM)]
+    plain, fast = engines.measure(together, PROMPTS, 6, 0)
+    assert [plain.key, fast.key] == [key for each in together for key in each.keys]
+    assert steps[:6] == ["none", NGRAM, NGRAM, "none", "none", NGRAM]
+    assert plain.seconds == steps.count("none") and fast.seconds == 100 * steps.count(NGRAM)
+    assert plain.time_to_first_token < 10 < 100 <= fast.time_to_first_token
+
+
+def test_interrupting_one_of_two_leaves_both_engines_idle(engines: Engines) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    together = [measurement(name, "chat", 3) for name in ("none", NGRAM)]
+    with pytest.raises(KeyboardInterrupt):
+        engines.measure(together, CHAT, 6, 0, interrupt)
+    for llm in engines.llms.values():
+        assert llm.engine.idle
+        llm.engine.kv.check()
+
+
 def test_interrupting_a_run_leaves_the_engine_idle(engines: Engines) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engines.measure(measurement("none", "chat", 3), CHAT, 6, 0, interrupt)
+        engines.measure([measurement("none", "chat", 3)], CHAT, 6, 0, interrupt)
     assert engines.base.engine.idle
     engines.base.engine.kv.check()
 
@@ -140,7 +176,7 @@ def test_a_failing_request_is_named(engines: Engines, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(engine, "add", broken)
     with pytest.raises(OutriderError, match=r"prompt 'a\d' failed: no token is allowed"):
-        engines.measure(measurement("none", "chat", 1), CHAT, 3, 0)
+        engines.measure([measurement("none", "chat", 1)], CHAT, 3, 0)
     assert engine.idle
 
 
@@ -161,7 +197,7 @@ def test_a_small_context(tmp_path: Path) -> None:
     kept, problems = fitting(short.base, [long, grows])
     assert kept == [grows]
     assert len(problems) == 1 and problems[0].startswith("prompt 'long' left out: the prompt has")
-    assert short.measure(measurement("none", "chat", 1), kept, 6, 0)[0].requests == 1
+    assert short.measure([measurement("none", "chat", 1)], kept, 6, 0)[0].requests == 1
     assert [cost["rows"] for cost in pass_cost(short.base)] == [1]
     with pytest.raises(ConfigError, match="no prompt fits the model; first prompt 'long'"):
         fitting(short.base, [long])
@@ -172,4 +208,4 @@ def test_a_model_without_a_chat_template(tmp_path: Path) -> None:
     (tmp_path / "base" / "chat_template.jinja").unlink()
     base = Engines.load(tiny_options(model, drafters=parse_drafters([])))
     assert base.base.tokenizer.chat_template is None
-    assert base.measure(measurement("none", "chat", 1), CHAT, 3, 0)[0].requests == 3
+    assert base.measure([measurement("none", "chat", 1)], CHAT, 3, 0)[0].requests == 3

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
@@ -77,6 +77,24 @@ def prompt_ids(llm: LLM, messages: list[dict[str, str]]) -> str | list[int]:
     return "\n\n".join(message["content"] for message in messages) + "\n\n"
 
 
+class Clock:
+    """Stands still while others have their turn."""
+
+    def __init__(self) -> None:
+        self._spent = 0.0
+        self._since: float | None = None  # where it runs
+
+    def go(self) -> None:
+        self._since = perf_counter()
+
+    def stop(self) -> None:
+        self._spent, self._since = self.now, None
+
+    @property
+    def now(self) -> float:
+        return self._spent + (0.0 if self._since is None else perf_counter() - self._since)
+
+
 class Floor:
     """Lets conversations talk to one engine, `batch_size` at a time."""
 
@@ -87,18 +105,23 @@ class Floor:
         self.max_tokens = max_tokens
         self.base_seed = seed
         self.speaking: dict[str, Conversation] = {}  # by the id of the request under way
+        self.clock = Clock()
 
-    def run(self, talks: list[Conversation], finished_one: Callable[[], None]) -> None:
-        """A place that becomes free is taken at once, as on a busy server."""
+    def turns(self, talks: list[Conversation], finished_one: Callable[[], None]) -> Iterator[None]:
+        """A step of the engine in each. A place that becomes free is taken at once, as on a busy
+        server."""
         waiting = deque(talks)
         try:
             while waiting or self.speaking:
+                self.clock.go()
                 while waiting and len(self.speaking) < self.batch_size:
                     self._ask(waiting.popleft())
                 deltas = self.llm.engine.step()
-                now = perf_counter()
+                now = self.clock.now
                 for delta in deltas:
                     self._hear(delta, now, finished_one)
+                self.clock.stop()
+                yield
         finally:
             for request_id in self.speaking:
                 self.llm.engine.abort(request_id)
@@ -111,7 +134,7 @@ class Floor:
             max_tokens=self.max_tokens,
             seed=talk.seed(self.base_seed),
         )
-        asked = perf_counter()
+        asked = self.clock.now
         request_id = self.llm.engine.add(prompt_ids(self.llm, talk.messages), params)
         talk.answers.append(Answer(asked))
         self.speaking[request_id] = talk

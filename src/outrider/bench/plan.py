@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import groupby
 from math import ceil
 from typing import NamedTuple
 
@@ -29,6 +30,12 @@ class Measurement(NamedTuple):
     @property
     def keys(self) -> list[Key]:
         return [Key(self.drafter, setting, self.repeat) for setting in self.settings]
+
+
+def side_by_side(due: list[Measurement]) -> list[list[Measurement]]:
+    """Those that differ in the drafter alone, together."""
+    same = groupby(due, key=lambda measurement: measurement._replace(drafter=""))
+    return [list(group) for _, group in same]
 
 
 class Plan:

@@ -1,7 +1,7 @@
 """Runs the benchmark: one engine per drafter, the same prompts for all, in turns."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -25,6 +25,7 @@ WARM_UP_TOKENS = 4
 PASS_ROWS = (1, 2, 4, 8, 16, 32)
 PASS_CONTEXT = 256
 PASS_REPEATS = 7
+DONE = object()
 INSIDE = {"draft_model": "draft"}  # phases that the engine counts in another one as well
 
 
@@ -60,43 +61,70 @@ class Engines:
             for size in options.batch_sizes:
                 first = prompts[0].category
                 warm_up = Measurement(label, (first,), size, max(options.temperatures), repeat=0)
-                self.measure(warm_up, prompts[:1], WARM_UP_TOKENS, options.seed)
+                self.measure([warm_up], prompts[:1], WARM_UP_TOKENS, options.seed)
+
+    @property
+    def take_turns(self) -> bool:
+        """Whether drafters can be measured side by side, a step of each in turn: then the moods of
+        a machine, which last for seconds, are the same for all. A GPU is at work on the next step
+        of one while another has its turn."""
+        return self.base.engine.loaded.device.type == "cpu"
 
     def measure(
         self,
-        measurement: Measurement,
+        measurements: list[Measurement],
         prompts: list[Prompt],
         max_tokens: int,
         seed: int,
         finished_one: Callable[[], None] = lambda: None,
     ) -> list[Run]:
-        """From a cold start, a run for each of its categories: the prompts of one are all
-        answered before the next begins."""
-        self.llms[measurement.drafter].engine.forget()
-        return [self._run(key, prompts, max_tokens, seed, finished_one) for key in measurement.keys]
+        """From a cold start, a run for each category and each of the measurements, which differ in
+        the drafter alone: the prompts of a category are all answered before the next begins."""
+        for measurement in measurements:
+            self.llms[measurement.drafter].engine.forget()
+        runs = []
+        for keys in zip(*(measurement.keys for measurement in measurements), strict=True):
+            talking = [
+                Talking(key, self.llms[key.drafter], prompts, max_tokens, seed) for key in keys
+            ]
+            in_turns([each.turns(finished_one) for each in talking])
+            runs += [each.run() for each in talking]
+        return runs
 
-    def _run(
-        self,
-        key: Key,
-        prompts: list[Prompt],
-        max_tokens: int,
-        seed: int,
-        finished_one: Callable[[], None],
-    ) -> Run:
-        llm, (category, batch_size, temperature) = self.llms[key.drafter], key.setting
-        talks = conversations([p for p in prompts if p.category == category], batch_size)
-        floor = Floor(llm, batch_size, temperature, max_tokens, seed)
-        memory = PeakMemory(llm.engine.loaded.device)
-        before = dict(llm.engine.seconds)
-        replays = Replays(llm)
-        start = perf_counter()
-        floor.run(talks, finished_one)
-        seconds = perf_counter() - start
-        run = _summed(key, talks, seconds)
-        run.phases = phases(before, llm.engine.seconds)
-        run.peak_memory_bytes, run.peak_cuda_bytes = memory.host, memory.cuda
-        run.graph_share = replays.share
+
+class Talking:
+    """The conversations of one run, and what an engine was like before them."""
+
+    def __init__(
+        self, key: Key, llm: LLM, prompts: list[Prompt], max_tokens: int, seed: int
+    ) -> None:
+        category, batch_size, temperature = key.setting
+        self._key, self._llm = key, llm
+        self._talks = conversations([p for p in prompts if p.category == category], batch_size)
+        self._floor = Floor(llm, batch_size, temperature, max_tokens, seed)
+        self._memory = PeakMemory(llm.engine.loaded.device)
+        self._before = dict(llm.engine.seconds)
+        self._replays = Replays(llm)
+
+    def turns(self, finished_one: Callable[[], None]) -> Iterator[None]:
+        return self._floor.turns(self._talks, finished_one)
+
+    def run(self) -> Run:
+        run = _summed(self._key, self._talks, self._floor.clock.now)
+        run.phases = phases(self._before, self._llm.engine.seconds)
+        run.peak_memory_bytes, run.peak_cuda_bytes = self._memory.host, self._memory.cuda
+        run.graph_share = self._replays.share
         return run
+
+
+def in_turns(several: list[Iterator[None]]) -> None:
+    """Until all have come to their end; each time in the opposite order."""
+    try:
+        while several:
+            several = [each for each in several if next(each, DONE) is not DONE][::-1]
+    finally:
+        for each in several:  # who was interrupted takes back what it has asked
+            each.close()  # type: ignore[attr-defined]
 
 
 class Replays:

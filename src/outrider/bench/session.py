@@ -14,7 +14,7 @@ from outrider.bench.cells import Run
 from outrider.bench.hardware import hardware, versions
 from outrider.bench.options import BenchOptions
 from outrider.bench.peers.run import PeerOptions, run_peers
-from outrider.bench.plan import Measurement, Plan
+from outrider.bench.plan import Measurement, Plan, side_by_side
 from outrider.bench.results import Results, find_results, make_room
 from outrider.bench.runner import Engines, fitting, pass_cost
 from outrider.bench.workloads import Prompt
@@ -95,8 +95,8 @@ class Session:
         with self.display.bar(estimated=self.options.precision is not None) as bar:
             for due in chain([first], rounds):
                 bar.expect(plan.conversations_left(results.runs, due[0].repeat))
-                for measurement in due:
-                    results.add(self._measured(engines, measurement, prompts, bar))
+                for together in side_by_side(due) if engines.take_turns else [[m] for m in due]:
+                    results.add(self._measured(engines, together, prompts, bar))
 
     def _rounds(self, plan: Plan, results: Results) -> Iterator[list[Measurement]]:
         """What is still to be measured, repeat by repeat; each looks at what the last one left."""
@@ -109,14 +109,15 @@ class Session:
                 yield due
 
     def _measured(
-        self, engines: Engines, measurement: Measurement, prompts: list[Prompt], bar: Bar
+        self, engines: Engines, together: list[Measurement], prompts: list[Prompt], bar: Bar
     ) -> list[Run]:
-        drafter, names, batch_size, temperature, _ = measurement
-        what = f"{drafter}, {' to '.join((names[0], *names[1:][-1:]))}"
+        _, names, batch_size, temperature, _ = together[0]
+        drafters = " and ".join(measurement.drafter for measurement in together)
+        what = f"{drafters}, {' to '.join((names[0], *names[1:][-1:]))}"
         what += f", batch {batch_size}, T={temperature:g}"
         bar.advance(what, 0)
         return engines.measure(
-            measurement,
+            together,
             prompts,
             self.options.max_tokens,
             self.options.seed,
