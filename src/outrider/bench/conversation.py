@@ -107,10 +107,10 @@ class Floor:
         self.speaking: dict[str, Conversation] = {}  # by the id of the request under way
         self.clock = Clock()
 
-    def turns(self, talks: list[Conversation], finished_one: Callable[[], None]) -> Iterator[None]:
-        """A step of the engine in each. A place that becomes free is taken at once, as on a busy
-        server."""
-        waiting = deque(talks)
+    def turns(self, talks: list[Conversation], finished_one: Callable[[], None]) -> Iterator[int]:
+        """A step of the engine in each, which tells how many tokens were written so far. A place
+        that becomes free is taken at once, as on a busy server."""
+        waiting, written = deque(talks), 0
         try:
             while waiting or self.speaking:
                 self.clock.go()
@@ -120,8 +120,9 @@ class Floor:
                 now = self.clock.now
                 for delta in deltas:
                     self._hear(delta, now, finished_one)
+                    written += len(delta.token_ids)
                 self.clock.stop()
-                yield
+                yield written
         finally:
             for request_id in self.speaking:
                 self.llm.engine.abort(request_id)

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -25,7 +26,6 @@ WARM_UP_TOKENS = 4
 PASS_ROWS = (1, 2, 4, 8, 16, 32)
 PASS_CONTEXT = 256
 PASS_REPEATS = 7
-DONE = object()
 INSIDE = {"draft_model": "draft"}  # phases that the engine counts in another one as well
 
 
@@ -65,9 +65,9 @@ class Engines:
 
     @property
     def take_turns(self) -> bool:
-        """Whether drafters can be measured side by side, a step of each in turn: then the moods of
-        a machine, which last for seconds, are the same for all. A GPU is at work on the next step
-        of one while another has its turn."""
+        """Whether drafters can be measured side by side, some steps of each in turn: then the moods
+        of a machine, which last for seconds, are the same for all. A GPU is at work on the next
+        step of one while another has its turn."""
         return self.base.engine.loaded.device.type == "cpu"
 
     def measure(
@@ -106,7 +106,7 @@ class Talking:
         self._before = dict(llm.engine.seconds)
         self._replays = Replays(llm)
 
-    def turns(self, finished_one: Callable[[], None]) -> Iterator[None]:
+    def turns(self, finished_one: Callable[[], None]) -> Iterator[int]:
         return self._floor.turns(self._talks, finished_one)
 
     def run(self) -> Run:
@@ -117,11 +117,18 @@ class Talking:
         return run
 
 
-def in_turns(several: list[Iterator[None]]) -> None:
-    """Until all have come to their end; each time in the opposite order."""
+def in_turns(several: list[Iterator[int]]) -> None:
+    """Until all have come to their end. Each tells how many tokens it has written, and it is the
+    turn of who has written least: so all come to their end together, and a slow minute is as much
+    one of the drafter that needs few steps as of the one that needs many."""
+    waiting = [(0, each) for each in several]
     try:
-        while several:
-            several = [each for each in several if next(each, DONE) is not DONE][::-1]
+        while waiting:
+            turn = min(waiting, key=itemgetter(0))  # of equals, who has waited longest
+            waiting.remove(turn)
+            written = next(turn[1], None)
+            if written is not None:
+                waiting.append((written, turn[1]))
     finally:
         for each in several:  # who was interrupted takes back what it has asked
             each.close()  # type: ignore[attr-defined]

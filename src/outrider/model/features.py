@@ -1,6 +1,7 @@
 """Hidden states of the target for drafters that build on them: one vector per KV slot."""
 
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -17,49 +18,47 @@ class Features:
     """What one drafter keeps of the states it asked for. Every pass writes it at the slots whose KV
     it writes: whatever happens to a slot (rejection, preemption, prefix hits) happens to both.
 
-    On a GPU states are projected in the pass, which hides it. Elsewhere they are kept as they are
-    and projected when they are read: many texts at once may never be drafted for.
+    States are kept as they are, and projected when they are read: many may never be.
     """
 
     def __init__(self, taps: tuple[Tap, ...], project: Callable[[Tensor], Tensor]) -> None:
         self.taps = taps
         self._project = project  # [rows, all states side by side] -> [rows, width]
-        self._late: bool  # this and the rest: once slots are allocated
-        self.width: int
-        self.store: Tensor  # [slots + 1, elements]
+        self.width: int  # this and the rest: once slots are allocated
+        self.store: Tensor  # [slots + 1, all states side by side]
+        self._columns: list[slice]  # of each tap; two may be of the same layer
 
-    @torch.inference_mode()
-    def elements(self, like: Tensor) -> int:
-        """Per slot, for states [rows, all side by side]."""
-        self._late = like.device.type == "cpu"
-        self.width = self._project(like).shape[1]
-        return like.shape[1] if self._late else self.width
+    def allocate(self, slots: int, widths: dict[Tap, int], like: Tensor) -> None:
+        """`like` gives dtype and device."""
+        ends = list(accumulate(widths[tap] for tap in self.taps))
+        self._columns = [slice(*each) for each in pairwise([0, *ends])]
+        self.store = like.new_empty(slots + 1, ends[-1])
+        self.store[0] = 0  # what padding reads must be finite
+        with torch.inference_mode():
+            self.width = self.at([0]).shape[1]
 
-    def write(self, states: dict[Tap, Tensor], slots: Tensor) -> None:
-        """states: [rows, hidden size] each; slots [rows]."""
-        asked = torch.cat([states[tap] for tap in self.taps], -1)
-        kept = asked if self._late else self._project(asked)
-        self.store.index_copy_(0, slots, kept.to(self.store.dtype))
+    def write(self, tap: Tap, states: Tensor, slots: Tensor) -> None:
+        """states [rows, hidden size], slots [rows]."""
+        for own, columns in zip(self.taps, self._columns, strict=True):
+            if own == tap:
+                kept = self.store[:, columns]
+                kept.index_copy_(0, slots, states.to(kept.dtype))
 
     def at(self, slots: list[int] | Tensor) -> Tensor:
         """[slots, width]."""
         kept = self.store.index_select(0, torch.as_tensor(slots, device=self.store.device))
-        return self._project(kept) if self._late else kept
+        return self._project(kept)
 
 
 class Taps:
-    """Collects states while a pass runs, and has them written at its end: inside a CUDA graph, too,
-    where they are a part of what is captured."""
+    """Has states written while a pass runs: inside a CUDA graph, too, where that is a part of what
+    is captured."""
 
     def __init__(self) -> None:
         self.features: list[Features] = []
         self.wanted: set[Tap] = set()
-        self._states: dict[Tap, Tensor] = {}  # of the pass under way
         self._widths: dict[Tap, int] = {}
         self._hooks: list[Any] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.features)
 
     def add(
         self,
@@ -82,29 +81,16 @@ class Taps:
 
     def allocate(self, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         for features in self.features:
-            elements = self._elements(features, dtype, device)
-            features.store = torch.empty(slots + 1, elements, dtype=dtype, device=device)
-            features.store[0] = 0  # what padding reads must be finite
+            features.allocate(slots, self._widths, torch.empty(0, dtype=dtype, device=device))
 
-    def elements_per_slot(self, dtype: torch.dtype, device: torch.device) -> int:
-        return sum(self._elements(features, dtype, device) for features in self.features)
+    @property
+    def elements_per_slot(self) -> int:
+        return sum(self._widths[tap] for features in self.features for tap in features.taps)
 
-    def _elements(self, features: Features, dtype: torch.dtype, device: torch.device) -> int:
-        size = sum(self._widths[tap] for tap in features.taps)
-        return features.elements(torch.zeros(1, size, dtype=dtype, device=device))
-
-    # ---- during a pass ----
-
-    def see(self, tap: Tap, states: Tensor) -> None:
-        """states [rows, hidden size]: copied, since a residual stream may be written in place."""
-        if tap in self.wanted:
-            self._states[tap] = states.clone()
-
-    def finish(self, slots: Tensor) -> None:
-        """All states have been seen; slots [rows]."""
-        states, self._states = self._states, {}
+    def see(self, tap: Tap, states: Tensor, slots: Tensor) -> None:
+        """During a pass: states [rows, hidden size], slots [rows]."""
         for features in self.features:
-            features.write(states, slots)
+            features.write(tap, states, slots)
 
     # ---- the Hugging Face module ----
 
@@ -120,32 +106,35 @@ class Taps:
             if tap != "final"
         ]
         self._hooks.append(model.get_decoder().register_forward_hook(self._end_hook))  # type: ignore[operator]
-        self._widths = self._look(model)
+        self._look(model)
 
     def _layer_hook(self, tap: Tap) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]  # [1, rows, hidden size]
-            self.see(tap, hidden[0])
+            self._told(tap, hidden[0])
 
         return hook
 
     def _end_hook(self, _: nn.Module, __: Any, output: Any) -> None:
-        self.see("final", output[0][0])  # last_hidden_state [1, rows, hidden size]
+        self._told("final", output[0][0])  # last_hidden_state [1, rows, hidden size]
+
+    def _told(self, tap: Tap, states: Tensor) -> None:
+        """states [rows, hidden size]."""
         step = current_pass()
-        if step is not None and step.recorded is None:  # a pass that looks at shapes writes nothing
-            self.finish(step.write_slots)
+        if step is not None and step.recorded is None:
+            self.see(tap, states, step.write_slots)
+        elif step is not None:  # a pass that looks at shapes writes nothing
+            self._widths[tap] = states.shape[1]
 
     @torch.inference_mode()
-    def _look(self, model: nn.Module) -> dict[Tap, int]:
-        """The size of every state, found by one pass that writes nothing."""
+    def _look(self, model: nn.Module) -> None:
+        """Find out the size of every state, by one pass that writes nothing."""
         device = next(model.parameters()).device
         one = torch.zeros(1, 1, dtype=torch.int64, device=device)
         with attending(Pass(one[0], [], recorded=[])):
             model(input_ids=one, position_ids=one, use_cache=False)
-        states, self._states = self._states, {}
-        if missing := [tap for tap in self.wanted if tap not in states]:
+        if missing := [tap for tap in self.wanted if tap not in self._widths]:
             raise ModelError(
                 f"{type(model).__name__} does not show its hidden states {missing}; drafters that "
                 "build on them cannot be used with it"
             )
-        return {tap: state.shape[1] for tap, state in states.items()}

@@ -59,7 +59,7 @@ class Runner:
         kv = sum(
             layer.kv_heads * (layer.head_size + layer.value_head_size) for layer in self.layers
         )
-        return size * (kv + self.taps.elements_per_slot(self.loaded.dtype, self.device))
+        return size * (kv + self.taps.elements_per_slot)
 
     @cached_property
     def _decoder_layers(self) -> DecoderLayers:

@@ -130,8 +130,9 @@ class FusedModel:
         stream = Stream.like(self.embedding, inputs.rows, MOST_ROWS if self.invariant else 0)
         embed(inputs, self.embedding, previous, stream, self.layers[0].before_attention)
         each = zip(self.layers, self._calls, self._next_norms, strict=True)
+        slots = inputs.field(SLOT)
         for index, (layer, call, next_norm) in enumerate(each):
-            self._taps.see(index, stream.hidden)
+            self._taps.see(index, stream.hidden, slots)
             attention: Any = call.module
             memory: LayerKV = attention.outrider_kv
             query = self._project(layer, stream, memory, inputs, work)
@@ -139,10 +140,9 @@ class FusedModel:
             into_stream(mixed.flatten(1), layer.out, layer.out_bias, stream, layer.before_mlp, work)
             inner = from_stream(stream, layer.before_mlp, work, layer.gate_up, gated=True)
             into_stream(inner, layer.down, None, stream, next_norm, work)
-        if self._taps:
+        if "final" in self._taps.wanted:
             norm = self.last_norm
-            self._taps.see("final", rms_norm(stream.hidden, norm.weight.shape, *norm))
-            self._taps.finish(inputs.field(SLOT))
+            self._taps.see("final", rms_norm(stream.hidden, norm.weight.shape, *norm), slots)
         return stream
 
     def _project(
