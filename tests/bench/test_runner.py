@@ -139,7 +139,7 @@ def test_drafters_are_measured_side_by_side(
     together = [measurement(name, "chat", 3) for name in ("none", NGRAM)]
     plain, fast = engines.measure(together, PROMPTS, 6, 0)
     assert [plain.key, fast.key] == [key for each in together for key in each.keys]
-    assert steps[:4] == ["none", NGRAM, "none", NGRAM] and {*steps[-3:]} == {"none", NGRAM}
+    assert steps[:6] == ["none", NGRAM, "none", NGRAM, "none", NGRAM]
     assert plain.seconds == steps.count("none") and fast.seconds == 100 * steps.count(NGRAM)
     assert plain.time_to_first_token < 10 < 100 <= fast.time_to_first_token
 

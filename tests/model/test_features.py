@@ -49,7 +49,8 @@ def test_a_pass_projects_nothing(tmp_path: Path) -> None:
     calls.clear()
     runner.forward([Segment.chain([3, 4, 5], array("q", [7, 8, 9]), array("q"), logits_from=0)])
     assert not calls
-    assert features.at([7, 9]).shape == (2, 5) and calls == [2]
+    embedded = runner.model.get_input_embeddings()(torch.tensor([3, 5]))
+    assert torch.equal(features.at([7, 9]), embedded[:, :5]) and calls == [2]
     assert runner.bytes_per_slot == runner.taps.elements_per_slot * 4 + _kv_bytes(runner)
 
 
