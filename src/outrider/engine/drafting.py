@@ -9,7 +9,6 @@ from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.engine.crew import Crew, Plan
 from outrider.engine.cutting import Cut, Proposal, worth_checking
-from outrider.engine.policy.choice import margin
 from outrider.engine.policy.explain import Decisions, Explanation, explain
 from outrider.engine.policy.gate import Doubt, Pass
 from outrider.engine.policy.interest import Rest
@@ -225,8 +224,7 @@ class Drafting:
         price = self.policy.price(drafter.name, backlogs, ahead, follows)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
-        needed = (1 + margin(base.writers)) * cut.speed
-        paid = offer is not None and offer.speed > needed  # and not on trial
+        paid = self.policy.pays(drafter.name, offer, base, cut.speed)  # and not on trial
         doubt.answered(paid, len(mine), perf_counter() - start, step)
         if offer is None or late:
             self.wanted = self.wanted or offer is not None

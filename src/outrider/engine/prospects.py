@@ -3,7 +3,7 @@
 from outrider.core.request import Request
 from outrider.drafters.base import Drafter
 from outrider.drafters.shapes import Shape
-from outrider.engine.policy.gate import Outlook, Size
+from outrider.engine.policy.offer import Outlook, Size
 from outrider.engine.policy.policy import Policy
 
 BRANCHING = (1, 2, 3, 4, 6, 8, 12, 16)  # nodes of trees of one depth that are told apart

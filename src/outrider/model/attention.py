@@ -75,11 +75,13 @@ class Pass:
         plain = plain and knows_causal(query, memory.values.shape[2])
         if plain and len(self.groups) == 1 and self.groups[0].visible is None:
             return attend_whole(query, memory, self.groups[0].slots[0], scale)
-        if len(self.groups) == 1 and not self.groups[0].padded:  # its rows are those of the pass
+        if len(self.groups) == 1:  # its rows are those of the pass, in that order
             [group] = self.groups
-            q = query.unflatten(0, group.rows.shape)  # [sequences, queries, heads, head size]
+            each = query.index_select(0, group.rows.flatten()) if group.padded else query
+            q = each.unflatten(0, group.rows.shape)  # [sequences, queries, heads, head size]
             mask = group.mask(window, times)
-            return attend(q, memory, group.slots, mask, scale, softcap, sinks).flatten(0, 1)
+            mixed = attend(q, memory, group.slots, mask, scale, softcap, sinks).flatten(0, 1)
+            return mixed.index_select(0, group.real) if group.padded else mixed
         out = query.new_zeros(*query.shape[:2], memory.values.shape[2])
         for group in self.groups:
             if plain and group.visible is None:

@@ -52,6 +52,8 @@ class Segment:
         return [len(self.context) + depth - 1 for depth in depths_of(self.parents)]
 
 
+FEW_ROWS = 8  # and few keys: to pad them costs less than a call for each size does, in every layer
+FEW_KEYS = 256
 WHOLE = 128  # rows from which on a text that is read from its start has a call of its own
 
 
@@ -114,7 +116,8 @@ def _bucket(size: int, smallest: int) -> int:
 
 
 def group_segments(segments: list[Segment]) -> list[Group]:
-    """Pack similar sequences into one call each, so that padding at most doubles either side."""
+    """Pack similar sequences into one call each: padding at most doubles either side of large
+    ones."""
     buckets: dict[tuple[int, int], list[tuple[int, Segment]]] = {}
     groups = []
     first_row = 0
@@ -123,7 +126,7 @@ def group_segments(segments: list[Segment]) -> list[Group]:
             groups.append(_whole_text(first_row, segment))
         else:
             keys = len(segment.context) + len(segment)
-            bucket = (_bucket(len(segment), 1), _bucket(keys, 128))
+            bucket = (_bucket(len(segment), FEW_ROWS), _bucket(keys, FEW_KEYS))
             buckets.setdefault(bucket, []).append((first_row, segment))
         first_row += len(segment)
     return [*groups, *(_pad_group(members) for members in buckets.values())]

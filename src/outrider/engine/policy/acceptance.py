@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
-from math import exp, log
-from operator import mul
+
+import numpy as np
 
 from outrider.core.tree import ROOT, TokenTree
 from outrider.drafters.shapes import Shape
@@ -12,12 +11,12 @@ from outrider.drafters.shapes import Shape
 BINS = 10  # of confidence
 PRIOR = 6.0  # how many observations the first guess is worth
 MEMORY = 200.0  # observations of a bin; older ones fade
+LEVEL_MEMORY = 64.0  # of a level: how texts begin tells little of how they go on
 HOPE = 0.6  # a drafter that gives no confidence is believed this much at first
 DEEPEST = 16
 CAUTION = 3.0  # how many observations it takes to believe that a request differs from others
 REQUEST_KEEP = 0.9  # of a request's own record, per step
 HIGHEST = 0.98
-ALIKE = 16  # steps per factor of e in which odds are told apart
 OTHERS = (0.14, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)  # of guesses after the first, at first
 
 
@@ -38,16 +37,22 @@ class Rate:
 
     hits: float = 0.0
     count: float = 0.0
+    memory: float = MEMORY
 
-    def learn(self, hit: bool) -> None:
-        if self.count >= MEMORY:
-            self.hits *= 1 - 1 / MEMORY
-            self.count *= 1 - 1 / MEMORY
-        self.hits += hit
-        self.count += 1
+    def learn(self, hit: float, weight: float = 1.0) -> None:
+        """`hit` is a chance where nobody has seen whether it was one."""
+        if self.count >= self.memory:
+            self.hits *= 1 - weight / self.memory
+            self.count *= 1 - weight / self.memory
+        self.hits += weight * hit
+        self.count += weight
 
     def mean(self, prior: float) -> float:
         return (self.hits + PRIOR * prior) / (self.count + PRIOR)
+
+
+def _levels() -> list[Rate]:
+    return [Rate(memory=LEVEL_MEMORY) for _ in range(DEEPEST)]
 
 
 @dataclass
@@ -55,9 +60,9 @@ class Track:
     """One drafter's record over all requests: what newcomers inherit."""
 
     nodes: dict[tuple[int, int], Rate] = field(default_factory=dict)  # by confidence and depth
-    levels: list[Rate] = field(default_factory=lambda: [Rate() for _ in range(DEEPEST)])
+    levels: list[Rate] = field(default_factory=_levels)
     # Of first guesses by depth, and of second, third, … ones wherever they are.
-    firsts: list[Rate] = field(default_factory=lambda: [Rate() for _ in range(DEEPEST)])
+    firsts: list[Rate] = field(default_factory=_levels)
     others: list[Rate] = field(default_factory=lambda: [Rate() for _ in OTHERS])
     # Per bin, the chance as a + b * confidence; kept until something is learned of that bin.
     _lines: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
@@ -94,22 +99,24 @@ class Track:
         """That some node at this depth holds, given one above it: all that is known beforehand."""
         return _down_to(depth, self.levels)
 
-    def outlook(self, shape: Shape, odds: float) -> list[float]:
-        """Per node of a tree that is not drafted yet: the chance that the text of a request, which
-        departs from others by `odds`, runs through it."""
-        firsts = [in_odds(_down_to(d, self.firsts), odds) for d in range(1, max(shape.depths) + 1)]
-        others = [in_odds(r.mean(p), odds) for r, p in zip(self.others, OTHERS, strict=True)]
-        chances: list[float] = []
+    def outlook(self, shape: Shape, odds: np.ndarray) -> np.ndarray:
+        """Of a tree that is not drafted yet: the chances that the texts of requests run through its
+        nodes; odds [requests], by which these depart from others -> [requests, nodes]."""
+        depths = range(1, max(shape.depths) + 1)
+        firsts = _likely([_down_to(depth, self.firsts) for depth in depths], odds)
+        means = [rate.mean(prior) for rate, prior in zip(self.others, OTHERS, strict=True)]
+        others = _likely(means, odds)  # [ranks, requests]
+        chances: list[np.ndarray] = []  # [requests] each
         for parent, rank, depth in zip(shape.parents, shape.ranks, shape.depths, strict=True):
-            above = 1.0 if parent == ROOT else chances[parent]
-            chance = others[min(rank, len(others)) - 1] if rank else firsts[depth - 1]
-            chances.append(above * min(chance, HIGHEST))
-        return chances
+            own = others[min(rank, len(others)) - 1] if rank else firsts[depth - 1]
+            chances.append(own if parent == ROOT else chances[parent] * own)
+        return np.array(chances).T
 
-    def levels_outlook(self, deepest: int, odds: float) -> list[float]:
-        """The same where nothing is known but depths: per depth, the chance to get so far."""
-        chances = (in_odds(self.level_chance(d), odds) for d in range(1, deepest + 1))
-        return list(accumulate((min(chance, HIGHEST) for chance in chances), mul))
+    def levels_outlook(self, deepest: int, odds: np.ndarray) -> np.ndarray:
+        """The same where nothing is known but depths: the chances to get so far, [requests,
+        depths]."""
+        levels = [self.level_chance(depth) for depth in range(1, deepest + 1)]
+        return _likely(levels, odds).cumprod(0).T
 
     def learn_node(self, confidence: float, depth: int, held: bool) -> None:
         confidence_bin, depth_bin = _confidence_bin(confidence), _depth_bin(depth)
@@ -119,11 +126,19 @@ class Track:
 
     def learn_level(self, depth: int, hits: list[bool]) -> None:
         """Of the nodes below the one that was reached, which held, the first guess first."""
+        self._learn_level(depth, any(hits), [*map(float, hits)], 1.0)
+
+    def suppose_level(self, depth: int, chances: list[float], reached: float) -> None:
+        """The same of nodes that hold with these chances, below one that the text had this chance
+        to come to."""
+        self._learn_level(depth, min(sum(chances), HIGHEST), chances, reached)
+
+    def _learn_level(self, depth: int, some: float, each: list[float], weight: float) -> None:
         if depth <= DEEPEST:
-            self.levels[depth - 1].learn(any(hits))
-            self.firsts[depth - 1].learn(hits[0])
-        for rate, hit in zip(self.others, hits[1:], strict=False):
-            rate.learn(hit)
+            self.levels[depth - 1].learn(some, weight)
+            self.firsts[depth - 1].learn(each[0], weight)
+        for rate, hit in zip(self.others, each[1:], strict=False):
+            rate.learn(hit, weight)
 
 
 def _down_to(depth: int, rates: list[Rate]) -> float:
@@ -139,9 +154,10 @@ def in_odds(chance: float, factor: float) -> float:
     return factor * chance / (1 - chance + factor * chance)
 
 
-def alike(odds: float) -> float:
-    """The same number for odds that lie within a few percent of each other."""
-    return exp(round(log(odds) * ALIKE) / ALIKE)
+def _likely(chances: list[float], odds: np.ndarray) -> np.ndarray:
+    """The same for many chances and factors: [chances, factors]."""
+    own = np.array(chances)[:, None]
+    return np.minimum(odds * own / (1 - own + odds * own), HIGHEST)
 
 
 @dataclass
@@ -200,7 +216,23 @@ def learn(tree: TokenTree, text: list[int], track: Track, record: Record) -> Non
             for node, hit in zip(siblings, hits, strict=True):
                 record.learn(track.node_chance(tree.confidence[node], depth), hit)
                 track.learn_node(tree.confidence[node], depth, hit)
-        track.learn_level(depth, hits)
+        if tree.confidence is None or depth == 1:
+            track.learn_level(depth, hits)
+    if tree.confidence is not None and len(tree):
+        _suppose_below(tree, tree.confidence, track, record.odds)
+
+
+def _suppose_below(tree: TokenTree, confidence: list[float], track: Track, odds: float) -> None:
+    """What deeper levels promise, by the chances of their nodes. Whether they hold is seen only
+    where the nodes above were likely enough to be checked: learned from those alone, drafts would
+    seem to hold the better, the deeper they go."""
+    node, depth, reached = ROOT, 1, 1.0
+    while siblings := tree.children.get(node):
+        chances = track.node_chances([confidence[i] for i in siblings], [depth] * len(siblings))
+        chances = [min(in_odds(chance, odds), HIGHEST) for chance in chances]
+        if depth > 1:
+            track.suppose_level(depth, chances, reached)
+        node, depth, reached = siblings[0], depth + 1, reached * chances[0]
 
 
 def _reached(tree: TokenTree, text: list[int]) -> Iterator[tuple[list[int], int]]:

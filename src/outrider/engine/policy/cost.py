@@ -64,12 +64,16 @@ class PassCost:
         )
 
     def _correction(self, bits: int, point: int) -> float:
-        """Log of how much slower than measured: by a point's own passes, and by all."""
+        """Log of how much slower than measured: by a point's own passes, and by those over fewer
+        rows. Of as many texts, that is: drafts are weighed against a pass without, and prompts may
+        be read at a pace of their own."""
+        known = self._common
         if bits not in self._seen:
-            return self._common
-        own, seen = self._own[bits][point], self._seen[bits][point]
-        share = seen / (seen + TRUST) if seen >= FIRST else 0.0
-        return self._common + share * (own - self._common)
+            return known
+        for own, seen in zip(self._own[bits][: point + 1], self._seen[bits], strict=False):
+            if seen >= FIRST:
+                known += seen / (seen + TRUST) * (own - known)
+        return known
 
     def seconds(self, rows: int, sequences: int = 1, keys: int = 0) -> float:
         """Of a pass over so many rows in all; `keys` is the context of all sequences."""

@@ -1,11 +1,8 @@
-"""Whether to ask a drafter that costs time, and for how long a draft."""
+"""When to ask a drafter that costs time, or lookups, though they have not paid."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from math import log1p
 from typing import NamedTuple
 
-from outrider.engine.policy.choice import mean_speed
 from outrider.engine.policy.cost import PassCost
 
 SHORTEST_PAUSE = 32  # steps until a drafter that does not pay is tried again
@@ -14,22 +11,6 @@ THINKING = 0.002  # of a step, spent on whether to ask a drafter that was not wo
 LOOKING = 0.003  # and on lookups that have found nothing: nothing else tells when they will
 LONGEST_DOUBT = 16  # steps
 PATIENCE = 3  # times that the answer may be no before the question is put less often
-
-
-class Outlook(NamedTuple):
-    """One request, as far as it matters here."""
-
-    gains: list[float]  # tokens expected of a draft of each size on offer
-    without: float  # tokens expected from what is proposed for it already
-    room: int  # nodes that it may have
-
-
-class Size(NamedTuple):
-    """Of a draft: its nodes are rows of the target's pass, its depth is, for a drafter with a
-    model, the number of passes."""
-
-    nodes: int
-    depth: int
 
 
 class Pass(NamedTuple):
@@ -41,14 +22,6 @@ class Pass(NamedTuple):
     keys: int
     reading: int = 0  # rows of prompts, beyond one for each sequence
     log_gain: float = 0.0  # sum over the writers of log(1 + drafted tokens expected)
-
-
-class Offer(NamedTuple):
-    """What to ask for: drafts of this size for each of the requests `chosen`."""
-
-    speed: float
-    size: Size
-    chosen: list[int]
 
 
 @dataclass
@@ -110,42 +83,3 @@ def reading_seconds(base: Pass, cost: PassCost) -> float:
         return 0.0
     texts, keys = base.sequences, base.keys
     return cost.seconds(texts + base.reading, texts, keys) - cost.seconds(texts, texts, keys)
-
-
-def best_offer(
-    outlooks: list[Outlook],
-    sizes: list[Size],
-    base: Pass,
-    cost: PassCost,
-    draft_seconds: Callable[[list[int], int], float],
-) -> Offer | None:
-    """The size and the requests that promise the highest speed; None without any.
-
-    draft_seconds(requests, depth): of drafting for them, with what must be read for it first.
-    """
-    best: Offer | None = None
-    reading = reading_seconds(base, cost)
-    before = [log1p(outlook.without) for outlook in outlooks]
-    logs = _logs([outlook.gains for outlook in outlooks])
-    for number, size in enumerate(sizes):
-        gains = [own[number] - without for own, without in zip(logs, before, strict=True)]
-        order = sorted((i for i, gain in enumerate(gains) if gain > 0), key=lambda i: -gains[i])
-        log_gain, rows = base.log_gain, base.rows
-        for count, i in enumerate(order, 1):
-            log_gain += gains[i]
-            rows += min(size.nodes, outlooks[i].room)
-            if count & (count - 1) and count != len(order):
-                continue  # powers of two and the whole are enough to look at
-            seconds = cost.seconds(rows, base.sequences, base.keys) - reading
-            seconds += draft_seconds(order[:count], size.depth)
-            speed = mean_speed(log_gain, base.writers, seconds)
-            if best is None or speed > best.speed:
-                best = Offer(speed, size, order[:count])
-    return best
-
-
-def _logs(gains: list[list[float]]) -> list[list[float]]:
-    """log(1 + gain) of each; requests may share a list, and then they share that of the logs."""
-    known = {id(own): own for own in gains}
-    logs = {key: [log1p(gain) for gain in own] for key, own in known.items()}
-    return [logs[id(own)] for own in gains]

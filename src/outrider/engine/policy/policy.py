@@ -3,35 +3,26 @@
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
-from itertools import accumulate
 from math import log1p
+
+import numpy as np
 
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.shapes import Shape
-from outrider.engine.policy.acceptance import Record, Track, alike, learn, path_chances
+from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, margin, mean_speed
 from outrider.engine.policy.cost import Measured, PassCost
-from outrider.engine.policy.gate import (
-    LOOKING,
-    Doubt,
-    Offer,
-    Outlook,
-    Pass,
-    Pause,
-    Size,
-    best_offer,
-    reading_seconds,
-)
+from outrider.engine.policy.gate import LOOKING, Doubt, Pass, Pause, reading_seconds
 from outrider.engine.policy.interest import LOOKING_UP, Interest
+from outrider.engine.policy.offer import Offer, Outlook, Price, Size, best_offer
 from outrider.engine.policy.timing import Timing, Waiting
 
 HOPED_GAIN = 0.5  # tokens per step that a lookup is thought to bring before it was ever asked
 GAIN_KEEP = 0.98  # of the mean over all requests, which newcomers inherit
 AMORTISED = 32  # steps over which a drafter's reading of a text must pay
+UNPROVEN = 24  # drafts of which the first guess was judged: from then on a drafter is known
 THOUGHT_OVER = 8  # passes with drafts on the device, before another shape of them is considered
-
-DraftSeconds = Callable[[list[int], int], float]  # of drafting for these requests, so deep
 
 
 class Policy:
@@ -82,31 +73,23 @@ class Policy:
         sizes: list[Size],
         outlines: list[Shape],
         rooms: list[int],
-    ) -> list[list[float]]:
+    ) -> np.ndarray:
         """Before anything is drafted: the tokens that each request may expect of drafts of these
-        sizes, of which it may have so many nodes. Without `outlines`, by their depth.
-
-        Requests that depart from others alike share one list: most of many do, and it is asked for
-        in every step."""
-        known: dict[tuple[float, int], list[float]] = {}
-        found = []
-        for request, room in zip(requests, rooms, strict=True):
-            key = (alike(self._record(request, drafter).odds), room)
-            if key not in known:
-                known[key] = self._gains_of(drafter, sizes, outlines, *key)
-            found.append(known[key])
-        return found
-
-    def _gains_of(
-        self, drafter: str, sizes: list[Size], outlines: list[Shape], odds: float, room: int
-    ) -> list[float]:
+        sizes, of which it may have so many nodes: [requests, sizes]. Without `outlines`, by their
+        depth."""
         track = self.tracks[drafter]
+        odds = np.array([self._record(request, drafter).odds for request in requests])
+        nodes, depths = np.array(sizes).T  # [sizes] each
+        room = np.array(rooms)[:, None]
+        each = np.arange(len(requests))[:, None]
         if not outlines:
-            deepest = max((size.depth for size in sizes), default=0)
-            reached = [0.0, *accumulate(track.levels_outlook(deepest, odds))]
-            return [reached[min(size.depth, room)] for size in sizes]
-        sums = [[0.0, *accumulate(track.outlook(shape, odds))] for shape in outlines]
-        return [sums[size.depth - 1][min(size.nodes, room)] for size in sizes]
+            sums = _sums(track.levels_outlook(int(depths.max()), odds))
+            return sums[each, np.minimum(depths, room)]
+        widest = max(map(len, outlines)) + 1
+        sums = np.zeros((len(requests), len(outlines), widest))
+        for depth, shape in enumerate(outlines):
+            sums[:, depth, : len(shape) + 1] = _sums(track.outlook(shape, odds))
+        return sums[each, depths - 1, np.minimum(nodes, room)]
 
     def learn(self, request: Request, drafter: str, tree: TokenTree, text: list[int]) -> None:
         """The target wrote `text` where `drafter` proposed `tree`, checked or not."""
@@ -178,7 +161,7 @@ class Policy:
             margin=0.0 if self.always else margin(base.writers),
         )
 
-    def price(self, drafter: str, backlogs: list[int], base: Pass, follows: bool) -> DraftSeconds:
+    def price(self, drafter: str, backlogs: list[int], base: Pass, follows: bool) -> Price:
         """What drafts take; `follows`: only the first of many is made while the device waits.
         A draft may pay in a pass that reads prompts and in none after it, so what the drafter must
         read first has to pay at once there."""
@@ -188,13 +171,8 @@ class Policy:
         known = follows and self.following[drafter].known()
         levels = self.following[drafter] if known else timing
 
-        reading = timing.per_row if base.reading else timing.per_row / AMORTISED
-
-        def seconds(chosen: list[int], depth: int) -> float:
-            catch_up = reading * sum(backlogs[i] for i in chosen)
-            return waiting + levels.seconds(len(chosen), depth) + catch_up
-
-        return seconds
+        each = timing.per_row if base.reading else timing.per_row / AMORTISED
+        return Price(waiting, levels.level, [each * backlog for backlog in backlogs])
 
     def goes_on(
         self,
@@ -212,9 +190,7 @@ class Policy:
         if self.always or not timing.known(drafted):
             return True  # how else could it be known?
 
-        def draft_seconds(chosen: list[int], depth: int) -> float:
-            return timing.seconds(len(chosen), depth)
-
+        price = Price(0.0, timing.level, [0.0] * len(outlooks))
         gains = [
             log1p(outlook.gains[min(length, len(sizes)) - 1])
             for outlook, length in zip(outlooks, lengths, strict=True)
@@ -229,8 +205,15 @@ class Policy:
         if self._kept < THOUGHT_OVER:
             return True
         self._kept = 0
-        best = best_offer(outlooks, sizes, base, self.cost, draft_seconds)
+        best = best_offer(outlooks, sizes, base, self.cost, price)
         return best is None or best.speed < (1 + MARGIN) * own
+
+    def pays(self, drafter: str, offer: Offer | None, base: Pass, speed: float) -> bool:
+        """Whether an offer promises enough beyond `speed`. While a drafter has shown too little to
+        be judged, anything is enough: how else could it show more?"""
+        known = self.tracks[drafter].levels[0].count >= UNPROVEN
+        beyond = margin(base.writers) if known else 0.0
+        return offer is not None and offer.speed > (1 + beyond) * speed
 
     def ask(
         self,
@@ -239,13 +222,13 @@ class Policy:
         sizes: list[Size],
         base: Pass,
         speed: float,
-        price: DraftSeconds,
+        price: Price,
         late: bool = False,
     ) -> Offer | None:
         """Whether to have a drafter that costs time draft for some of the requests. `speed` is what
         the pass promises without it. `late`: whether the next pass should wait for it."""
         offer = best_offer(outlooks, sizes, base, self.cost, price)
-        if offer is not None and offer.speed > (1 + margin(base.writers)) * speed:
+        if self.pays(drafter, offer, base, speed):
             self._pauses[drafter].end()
             return offer
         if offer is not None and self.timings[drafter].young:
@@ -254,3 +237,8 @@ class Policy:
         if offer is not None and self._pauses[drafter].tick(late, 1 + passed):
             return offer._replace(chosen=offer.chosen[:1])
         return None
+
+
+def _sums(values: np.ndarray) -> np.ndarray:
+    """[requests, n] -> [requests, 1 + n]: of the first 0, 1, 2, … of them."""
+    return np.pad(values.cumsum(1), ((0, 0), (1, 0)))

@@ -58,12 +58,16 @@ class Timing:
             bool(self._per_level) if requests is None else requests.bit_length() in self._per_level
         )
 
-    def seconds(self, requests: int, levels: int) -> float:
-        """Of a call; from the nearest batch size that was seen."""
+    def level(self, requests: int) -> float:
+        """Of one level; from the nearest batch size that was seen."""
         if not self._per_level:
             return 0.0
         nearest = min(self._per_level, key=lambda bits: abs(bits - requests.bit_length()))
-        return self._per_level[nearest] * levels
+        return self._per_level[nearest]
+
+    def seconds(self, requests: int, levels: int) -> float:
+        """Of a call."""
+        return self.level(requests) * levels
 
 
 @dataclass

@@ -1,0 +1,77 @@
+"""How long a draft to ask of a drafter that costs time, and for whom."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from outrider.engine.policy.choice import spread
+from outrider.engine.policy.cost import PassCost
+from outrider.engine.policy.gate import Pass, reading_seconds
+
+
+class Outlook(NamedTuple):
+    """One request, as far as it matters here."""
+
+    gains: Sequence[float]  # tokens expected of a draft of each size on offer
+    without: float  # tokens expected from what is proposed for it already
+    room: int  # nodes that it may have
+
+
+class Size(NamedTuple):
+    """Of a draft: its nodes are rows of the target's pass, its depth is, for a drafter with a
+    model, the number of passes."""
+
+    nodes: int
+    depth: int
+
+
+class Price(NamedTuple):
+    """What drafts take, in seconds."""
+
+    once: float
+    level: Callable[[int], float]  # for each level of drafts for so many requests
+    reading: Sequence[float]  # per request: for what must be read of its text first
+
+    def seconds(self, chosen: Sequence[int], depth: int) -> float:
+        """Of drafting for these requests, so deep."""
+        reading = sum(self.reading[i] for i in chosen)
+        return self.once + depth * self.level(len(chosen)) + reading
+
+
+class Offer(NamedTuple):
+    """What to ask for: drafts of this size for each of the requests `chosen`."""
+
+    speed: float
+    size: Size
+    chosen: list[int]
+
+
+def best_offer(
+    outlooks: list[Outlook], sizes: list[Size], base: Pass, cost: PassCost, price: Price
+) -> Offer | None:
+    """The size and the requests that promise the highest speed, less what depth costs many texts;
+    None without any. It is put together in every step: so all sizes and numbers of requests at
+    once."""
+    count = len(outlooks)
+    gains = np.array([outlook.gains for outlook in outlooks])  # [requests, sizes]
+    without = np.array([outlook.without for outlook in outlooks])
+    rooms = np.array([outlook.room for outlook in outlooks])
+    nodes, depths = np.array(sizes).T  # [sizes] each
+    more = np.log1p(gains) - np.log1p(without)[:, None]  # [requests, sizes]
+    # From here on rows are numbers of requests: those that gain most come first, for each size.
+    order = np.argsort(-more, axis=0, kind="stable")
+    more = np.take_along_axis(more, order, 0)
+    log_gain = base.log_gain + more.cumsum(0)
+    rows = np.minimum(nodes, rooms[order]).cumsum(0)
+    times = cost.growing(base.rows, int(rows[-1].max()), base.sequences, base.keys)
+    levels = np.array([price.level(number) for number in range(1, count + 1)])
+    seconds = np.array(times)[rows] - reading_seconds(base, cost) + price.once
+    seconds += levels[:, None] * depths + np.array(price.reading)[order].cumsum(0)
+    speeds = np.where(more > 0, np.exp(log_gain / base.writers) / seconds, 0.0)
+    worth = (speeds / (1 + spread(base.writers)) ** (depths - 1)).T  # [sizes, numbers]
+    size, number = np.unravel_index(worth.argmax(), worth.shape)  # the smallest of equals
+    speed = float(speeds[number, size])
+    if speed == 0.0:
+        return None
+    return Offer(speed, sizes[size], order[: number + 1, size].tolist())
