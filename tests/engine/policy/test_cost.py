@@ -90,6 +90,17 @@ def test_a_wrong_point_is_corrected() -> None:
     assert cost.seconds(1) == pytest.approx(10.0, rel=0.1)
 
 
+def test_what_was_never_seen_of_many_texts_is_guessed_from_their_pass_without_drafts() -> None:
+    """Prompts are read at a pace of their own: twice as slow as measured here, which says nothing
+    of drafts. The pass without them takes two thirds of what was measured."""
+    cost = PassCost(replace(MEASURED, rows=[1, 4, 8, 64], seconds=[10.0, 12.0, 18.0, 90.0]))
+    for _ in range(20):
+        cost.learn(64, 4, 0, 180.0)
+        cost.learn(4, 4, 0, 8.0)
+    assert cost.seconds(4, 4) == pytest.approx(8.0, rel=0.1)
+    assert cost.seconds(8, 4) / cost.seconds(4, 4) == pytest.approx(18 / 12, rel=0.1)
+
+
 def test_one_hiccup_changes_little() -> None:
     cost = PassCost(MEASURED)
     before = cost.seconds(8) / cost.seconds(1)

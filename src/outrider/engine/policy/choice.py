@@ -24,14 +24,9 @@ class Choice:
 
 
 def margin(writers: int) -> float:
-    """What drafts must promise beyond a pass without."""
-    return min(MARGIN + spread(writers), MOST_MARGIN)
-
-
-def spread(writers: int) -> float:
-    """What is lost by each level of drafts for many texts: the deeper they are, the further apart
-    the texts come to their ends, and the last of them leave the device half empty."""
-    return min(MARGIN_EACH * (writers - 1), MOST_MARGIN)
+    """What drafts must promise beyond a pass without. More for many texts: those that are drafted
+    for end one by one, and the last of them leave the device half empty."""
+    return min(MARGIN + MARGIN_EACH * (writers - 1), MOST_MARGIN)
 
 
 def mean_speed(log_gain: float, writers: int, seconds: float) -> float:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider.engine.policy.choice import spread
 from outrider.engine.policy.cost import PassCost
 from outrider.engine.policy.gate import Pass, reading_seconds
 
@@ -50,9 +49,8 @@ class Offer(NamedTuple):
 def best_offer(
     outlooks: list[Outlook], sizes: list[Size], base: Pass, cost: PassCost, price: Price
 ) -> Offer | None:
-    """The size and the requests that promise the highest speed, less what depth costs many texts;
-    None without any. It is put together in every step: so all sizes and numbers of requests at
-    once."""
+    """The size and the requests that promise the highest speed; None without any. It is put
+    together in every step: so all sizes and numbers of requests at once."""
     count = len(outlooks)
     gains = np.array([outlook.gains for outlook in outlooks])  # [requests, sizes]
     without = np.array([outlook.without for outlook in outlooks])
@@ -69,8 +67,7 @@ def best_offer(
     seconds = np.array(times)[rows] - reading_seconds(base, cost) + price.once
     seconds += levels[:, None] * depths + np.array(price.reading)[order].cumsum(0)
     speeds = np.where(more > 0, np.exp(log_gain / base.writers) / seconds, 0.0)
-    worth = (speeds / (1 + spread(base.writers)) ** (depths - 1)).T  # [sizes, numbers]
-    size, number = np.unravel_index(worth.argmax(), worth.shape)  # the smallest of equals
+    size, number = np.unravel_index(speeds.T.argmax(), speeds.T.shape)  # the smallest of equals
     speed = float(speeds[number, size])
     if speed == 0.0:
         return None
