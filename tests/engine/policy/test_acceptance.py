@@ -94,7 +94,7 @@ def test_levels_promise_what_their_nodes_do_however_few_of_them_are_checked() ->
     for i in range(100):
         learn(chain([1, 2, 3], 0.95), [1, 2, 3, 9], track, Record())
         learn(chain([1, 2, 3], 0.5), [1 if i % 2 else 9], track, Record())
-    [reached] = track.outlook(Shape((-1, 0, 1)), np.ones(1))
+    [[reached]] = track.outlooks([Shape((-1, 0, 1))], np.ones(1))
     assert reached[0] == pytest.approx(3 / 4, abs=0.03)
     assert reached[1] == pytest.approx(5 / 8, abs=0.03)
     assert reached[2] == pytest.approx(9 / 16, abs=0.05)
@@ -118,12 +118,12 @@ def test_a_tree_that_is_not_drafted_yet_is_judged_by_the_ranks_of_its_nodes() ->
         learn(pair, [1 if i % 10 < 5 else 2 if i % 10 < 8 else 3], track, Record())
     shape = described([2, 1])  # two children of the root, one of each of these
     usual, odd = np.ones(1), np.array([2.0])
-    [[first, second]] = track.outlook(Shape((-1, -1)), usual)
+    [[[first, second]]] = track.outlooks([Shape((-1, -1))], usual)
     assert first == pytest.approx(0.5, abs=0.02)
     assert second == pytest.approx(0.3, abs=0.02)
-    assert track.outlook(shape, usual).sum() > first + second  # what lies below adds to it
-    better = track.outlook(shape, odd)
-    assert (better > track.outlook(shape, usual)).all()
+    assert track.outlooks([shape], usual)[0].sum() > first + second  # what lies below adds to it
+    [better] = track.outlooks([shape], odd)
+    assert (better > track.outlooks([shape], usual)[0]).all()
     assert better.max() < 1
 
 

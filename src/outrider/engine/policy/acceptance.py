@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -97,25 +98,19 @@ class Track:
 
     def level_chance(self, depth: int) -> float:
         """That some node at this depth holds, given one above it: all that is known beforehand."""
-        return _down_to(depth, self.levels)
+        return _each_depth(self.levels)[min(depth, DEEPEST) - 1]
 
-    def outlook(self, shape: Shape, odds: np.ndarray) -> np.ndarray:
-        """Of a tree that is not drafted yet: the chances that the texts of requests run through its
-        nodes; odds [requests], by which these depart from others -> [requests, nodes]."""
-        depths = range(1, max(shape.depths) + 1)
-        firsts = _likely([_down_to(depth, self.firsts) for depth in depths], odds)
-        means = [rate.mean(prior) for rate, prior in zip(self.others, OTHERS, strict=True)]
-        others = _likely(means, odds)  # [ranks, requests]
-        chances: list[np.ndarray] = []  # [requests] each
-        for parent, rank, depth in zip(shape.parents, shape.ranks, shape.depths, strict=True):
-            own = others[min(rank, len(others)) - 1] if rank else firsts[depth - 1]
-            chances.append(own if parent == ROOT else chances[parent] * own)
-        return np.array(chances).T
+    def outlooks(self, shapes: list[Shape], odds: np.ndarray) -> list[np.ndarray]:
+        """Of trees that are not drafted yet: the chances that the texts of requests run through
+        their nodes; odds [requests], by which these depart from others -> [requests, nodes]."""
+        others = [rate.mean(prior) for rate, prior in zip(self.others, OTHERS, strict=True)]
+        logs = np.log(_likely([*_each_depth(self.firsts), *others], odds))  # [kinds, requests]
+        return [np.exp(_kinds(shape) @ logs).T for shape in shapes]
 
     def levels_outlook(self, deepest: int, odds: np.ndarray) -> np.ndarray:
         """The same where nothing is known but depths: the chances to get so far, [requests,
         depths]."""
-        levels = [self.level_chance(depth) for depth in range(1, deepest + 1)]
+        levels = [*_each_depth(self.levels), *[self.level_chance(DEEPEST)] * deepest][:deepest]
         return _likely(levels, odds).cumprod(0).T
 
     def learn_node(self, confidence: float, depth: int, held: bool) -> None:
@@ -141,12 +136,27 @@ class Track:
             rate.learn(hit, weight)
 
 
-def _down_to(depth: int, rates: list[Rate]) -> float:
+def _each_depth(rates: list[Rate]) -> list[float]:
     """Each depth starts from what the one above it has shown."""
-    chance = HOPE
-    for rate in rates[: min(depth, DEEPEST)]:
+    chances, chance = [], HOPE
+    for rate in rates:
         chance = rate.mean(chance)
-    return min(chance, HIGHEST)
+        chances.append(min(chance, HIGHEST))
+    return chances
+
+
+@lru_cache(maxsize=256)
+def _kinds(shape: Shape) -> np.ndarray:
+    """How many guesses of each kind lie on the path to each node: first ones by depth, then others
+    by rank; [nodes, kinds]. A tree that may be drafted is judged in every step."""
+    counts = np.zeros((len(shape), DEEPEST + len(OTHERS)))
+    places = zip(shape.parents, shape.ranks, shape.depths, strict=True)
+    for node, (parent, rank, depth) in enumerate(places):
+        if parent != ROOT:
+            counts[node] = counts[parent]
+        kind = DEEPEST + min(rank, len(OTHERS)) if rank else min(depth, DEEPEST)
+        counts[node, kind - 1] += 1
+    return counts
 
 
 def in_odds(chance: float, factor: float) -> float:

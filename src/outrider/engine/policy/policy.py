@@ -87,8 +87,8 @@ class Policy:
             return sums[each, np.minimum(depths, room)]
         widest = max(map(len, outlines)) + 1
         sums = np.zeros((len(requests), len(outlines), widest))
-        for depth, shape in enumerate(outlines):
-            sums[:, depth, : len(shape) + 1] = _sums(track.outlook(shape, odds))
+        for depth, chances in enumerate(track.outlooks(outlines, odds)):
+            sums[:, depth, 1 : chances.shape[1] + 1] = chances.cumsum(1)
         return sums[each, depths - 1, np.minimum(nodes, room)]
 
     def learn(self, request: Request, drafter: str, tree: TokenTree, text: list[int]) -> None:
