@@ -81,10 +81,13 @@ def test_a_request_departs_from_its_drafters_record_and_newcomers_do_not() -> No
 
 def test_only_nodes_that_were_reached_teach() -> None:
     """After the first miss nothing is known of what lies below."""
-    track = Track()
-    learn(chain([1, 2, 3]), [1, 9], track, Record())
+    track, record = Track(), Record()
+    learn(chain([1, 2, 3]), [1, 9], track, record)
     counts = {key: (rate.hits, rate.count) for key, rate in track.nodes.items()}
     assert counts == {(8, 1): (1, 1), (8, 2): (0, 1)}
+    # Levels below the first go by chances, not by this one text.
+    first, second, _ = path_chances(chain([1, 2, 3]), track, record)
+    assert [level.count for level in track.levels[:3]] == pytest.approx([1, first, second])
 
 
 def test_levels_promise_what_their_nodes_do_however_few_of_them_are_checked() -> None:
@@ -201,8 +204,16 @@ def test_the_offer_is_the_best_of_all() -> None:
                 rows = count + sum(min(size.nodes, outlooks[i].room) for i in chosen)
                 seconds = COST.seconds(rows, count) + price.seconds(chosen, size.depth)
                 best = max(best, exp(gain / count) / seconds)
+        assert found is not None  # the largest size gains somebody something, in all of these
         # It takes requests by their gain alone, so others may promise a little more.
-        assert found is None or 0.97 * best <= found.speed <= best * (1 + 1e-9)
+        assert 0.97 * best <= found.speed <= best * (1 + 1e-9)
+        nodes = sum(min(found.size.nodes, outlooks[i].room) for i in found.chosen)
+        seconds = COST.seconds(count + nodes, count) + price.seconds(found.chosen, found.size.depth)
+        number = sizes.index(found.size)
+        gain = sum(
+            log1p(outlooks[i].gains[number]) - log1p(outlooks[i].without) for i in found.chosen
+        )
+        assert found.speed == pytest.approx(exp(gain / count) / seconds)  # as it says itself
 
 
 def test_trials_become_rarer_until_one_succeeds() -> None:

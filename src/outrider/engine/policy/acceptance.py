@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ REQUEST_KEEP = 0.9  # of a request's own record, per step
 HIGHEST = 0.98
 OTHERS = (0.14, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)  # of guesses after the first, at first
 
+
+Numbers = TypeVar("Numbers", float, np.ndarray)
 
 DEPTH_BINS = (0, 1, 2, 3, 3, 4)  # of depths 0 (there is none), 1, 2, …; the last for all deeper
 
@@ -110,7 +113,8 @@ class Track:
     def levels_outlook(self, deepest: int, odds: np.ndarray) -> np.ndarray:
         """The same where nothing is known but depths: the chances to get so far, [requests,
         depths]."""
-        levels = [*_each_depth(self.levels), *[self.level_chance(DEEPEST)] * deepest][:deepest]
+        known = _each_depth(self.levels)
+        levels = [known[min(depth, DEEPEST) - 1] for depth in range(1, deepest + 1)]
         return _likely(levels, odds).cumprod(0).T
 
     def learn_node(self, confidence: float, depth: int, held: bool) -> None:
@@ -159,15 +163,14 @@ def _kinds(shape: Shape) -> np.ndarray:
     return counts
 
 
-def in_odds(chance: float, factor: float) -> float:
+def in_odds(chance: Numbers, factor: Numbers) -> Numbers:
     """The chance whose odds are `factor` times as good."""
     return factor * chance / (1 - chance + factor * chance)
 
 
 def _likely(chances: list[float], odds: np.ndarray) -> np.ndarray:
     """The same for many chances and factors: [chances, factors]."""
-    own = np.array(chances)[:, None]
-    return np.minimum(odds * own / (1 - own + odds * own), HIGHEST)
+    return np.minimum(in_odds(np.array(chances)[:, None], odds), HIGHEST)
 
 
 @dataclass

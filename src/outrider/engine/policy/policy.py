@@ -80,16 +80,16 @@ class Policy:
         track = self.tracks[drafter]
         odds = np.array([self._record(request, drafter).odds for request in requests])
         nodes, depths = np.array(sizes).T  # [sizes] each
-        room = np.array(rooms)[:, None]
+        if outlines:
+            trees, which, taken = track.outlooks(outlines, odds), depths - 1, nodes
+        else:
+            trees, taken = [track.levels_outlook(int(depths.max()), odds)], depths
+            which = np.zeros_like(depths)
+        sums = np.zeros((len(requests), len(trees), 1 + max(tree.shape[1] for tree in trees)))
+        for number, chances in enumerate(trees):
+            sums[:, number, 1 : chances.shape[1] + 1] = chances.cumsum(1)
         each = np.arange(len(requests))[:, None]
-        if not outlines:
-            sums = _sums(track.levels_outlook(int(depths.max()), odds))
-            return sums[each, np.minimum(depths, room)]
-        widest = max(map(len, outlines)) + 1
-        sums = np.zeros((len(requests), len(outlines), widest))
-        for depth, chances in enumerate(track.outlooks(outlines, odds)):
-            sums[:, depth, 1 : chances.shape[1] + 1] = chances.cumsum(1)
-        return sums[each, depths - 1, np.minimum(nodes, room)]
+        return sums[each, which, np.minimum(taken, np.array(rooms)[:, None])]
 
     def learn(self, request: Request, drafter: str, tree: TokenTree, text: list[int]) -> None:
         """The target wrote `text` where `drafter` proposed `tree`, checked or not."""
@@ -237,8 +237,3 @@ class Policy:
         if offer is not None and self._pauses[drafter].tick(late, 1 + passed):
             return offer._replace(chosen=offer.chosen[:1])
         return None
-
-
-def _sums(values: np.ndarray) -> np.ndarray:
-    """[requests, n] -> [requests, 1 + n]: of the first 0, 1, 2, … of them."""
-    return np.pad(values.cumsum(1), ((0, 0), (1, 0)))
