@@ -15,7 +15,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.candidates import Found
-from outrider.drafters.growth import Draft, Grown, Planned
+from outrider.drafters.growth import Draft, Grown, Planned, Prices
 from outrider.drafters.shapes import described
 from outrider.sampling.noise import Key, Purpose, noise, streams
 
@@ -113,7 +113,7 @@ def test_no_tree_has_a_larger_sum_of_path_probabilities(
 ) -> None:
     toy = Toy(seed, vocabulary)
     best = max(sum(tree.values()) for tree in all_trees(toy, budget, depth, least))
-    tree, _ = grow(Grown(REQUEST, budget, depth, least), toy)
+    tree, _ = grow(Grown(REQUEST, budget, depth, least=least), toy)
     paths = paths_of(tree)
     assert len(tree) <= budget and max(tree.depths, default=0) <= depth
     assert len(set(paths)) == len(paths)
@@ -138,12 +138,71 @@ def test_larger_trees_are_the_likeliest_nodes(
         }
         everything |= level
     expected = sorted(everything.values(), reverse=True)[:budget]
-    tree, _ = grow(Grown(REQUEST, budget, depth, 1e-3), toy)
+    tree, _ = grow(Grown(REQUEST, budget, depth, least=1e-3), toy)
     found = sorted((probability(toy, path) for path in paths_of(tree)), reverse=True)
     assert found == pytest.approx(expected, abs=1e-12)
     assert tree.confidence == pytest.approx(
         [toy.after(path[:-1])[path[-1]] for path in paths_of(tree)]
     )
+
+
+def chances_of(draft: Draft) -> dict[int, float]:
+    """The path probability of every node that was ever added."""
+    found = {-1: 1.0}
+    for node, (parent, own) in enumerate(zip(draft.parents, draft.confidence, strict=True)):
+        found[node] = found[parent] * own
+    return found
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 10**6), st.floats(0.0, 0.3), st.floats(0.0, 0.05), st.sampled_from([0.6, 1.0])
+)
+def test_a_tree_ends_before_the_level_that_is_not_worth_its_price(
+    seed: int, level: float, row: float, holds: float
+) -> None:
+    toy = Toy(seed, 6)
+    draft = Grown(REQUEST, 12, 6, Prices(level, row, holds))
+    depth = 0
+    while draft.frontier:
+        for node in list(draft.frontier):
+            draft.add(node, toy.best(tuple(draft.path_tokens(node)), draft.wanted(node)))
+        draft.advance()
+        depth += 1
+        chance = chances_of(draft)
+        tree = draft.tree("toy")
+        written = 1 + sum(probability(toy, path) for path in paths_of(tree))
+        promised = holds * sum(chance[node] for node in draft.frontier)
+        if draft.frontier:
+            assert promised >= level * written
+            assert all(chance[node] >= row * written for node in draft.frontier)
+    assert all(probability(toy, path) >= row for path in paths_of(draft.tree("toy")))
+    assert depth <= 6
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_dearer_levels_and_rows_make_smaller_trees(seed: int) -> None:
+    """Down to a single level, which the policy has decided on; and prices of nothing change
+    nothing."""
+    toy = Toy(seed, 6, steep=(4,))
+
+    def grown(level: float, row: float) -> TokenTree:
+        return grow(Grown(REQUEST, 12, 6, Prices(level, row)), toy)[0]
+
+    free = grow(Grown(REQUEST, 12, 6), toy)[0]
+    assert paths_of(grown(0.0, 0.0)) == paths_of(free)
+    depths = [max(grown(level, 0.0).depths) for level in (0.0, 0.1, 0.3, 2.0)]
+    assert depths == sorted(depths, reverse=True) and depths[-1] == 1
+    sizes = [len(grown(0.0, row)) for row in (0.0, 0.02, 0.1, 0.3)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_nodes_that_can_have_no_child_among_the_best_are_not_expanded() -> None:
+    """What is last of a full tree would have to make room for its own child."""
+    draft = Grown(REQUEST, 3, 3)
+    draft.add(-1, Found([5, 6, 7], [0.5, 0.3, 0.2]))
+    draft.advance()
+    assert [draft.tokens[node] for node in draft.frontier] == [5, 6]
 
 
 def test_passes_stay_within_the_budget_and_the_likeliest_path_keeps_its_place() -> None:

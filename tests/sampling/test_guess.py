@@ -70,10 +70,25 @@ def test_noise_of_tokens_is_that_of_all() -> None:
     tokens = torch.randint(VOCABULARY, (4, 300))
     shared = SharedNoise(stream, -(-VOCABULARY // GROUP))
     everything = noise(stream, VOCABULARY)
-    assert torch.equal(shared.of_tokens(tokens), everything.gather(1, tokens))
+    of_tokens, highest = shared.of_tokens(tokens)
+    assert torch.equal(of_tokens, everything.gather(1, tokens))
+    assert torch.equal(highest, shared.lifted.gather(1, tokens // GROUP) == tokens)
     full = everything[:, : VOCABULARY // GROUP * GROUP].unflatten(1, (-1, GROUP))
     best = full.argmax(-1) + torch.arange(0, full.shape[1] * GROUP, GROUP)
     assert torch.equal(shared.lifted[:, :-1], best)
+
+
+def test_one_place_of_a_text_is_guessed_at_alone_as_among_others() -> None:
+    """Alone, groups whose token the drafter does not have are left out, and the rest is kept."""
+    known = make_known()
+    scores, stream = make_scores(4, len(known.tokens), 1.0), make_streams(2)[[1, 1, 1, 0]]
+    together, apart = guessed_top(scores, stream, 40, known), []
+    for rows in (slice(0, 3), slice(0, 1), slice(3, 4)):
+        values, tokens = guessed_top(scores[rows], stream[rows], 40, known)
+        check_values(values, tokens, known.spread(scores[rows]) + noise(stream[rows], VOCABULARY))
+        assert torch.equal(values, together[0][rows]) and torch.equal(tokens, together[1][rows])
+        apart.append(tokens)
+    assert len({tuple(tokens[0].tolist()) for tokens in apart}) == 2
 
 
 def test_scores_are_spread_over_the_targets_tokens() -> None:

@@ -11,6 +11,7 @@ from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.shapes import Shape
+from outrider.drafters.worth import FREE, Worth
 from outrider.model.features import Features, Tap
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
@@ -137,8 +138,17 @@ class Drafter:
         """One tree per request, of at most its budget of nodes. Changes no request."""
         raise NotImplementedError
 
-    def propose_to(self, batch: list[Request], budgets: list[int], depth: int) -> list[TokenTree]:
-        """The same, no deeper than that, where `outlines` leave the depth open."""
+    @property
+    def weighs(self) -> bool:
+        """Whether it knows by its own guesses how far a draft pays, once it is told what a token
+        takes."""
+        return False
+
+    def propose_to(
+        self, batch: list[Request], budgets: list[int], depth: int, worth: Worth = FREE
+    ) -> list[TokenTree]:
+        """The same, no deeper than that, where `outlines` leave the depth open; and as far as it
+        pays, where it `weighs` that."""
         return self.propose(batch, budgets)
 
     def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:

@@ -10,9 +10,10 @@ from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verdict import Verdict
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.candidates import Found, candidates
-from outrider.drafters.growth import Draft, Grown, Planned
+from outrider.drafters.growth import Draft, Grown, Planned, Prices
 from outrider.drafters.ranks import MeasuredShapes
 from outrider.drafters.shapes import Shape, chain, described
+from outrider.drafters.worth import FREE, Worth
 from outrider.model.loading import LoadedModel
 from outrider.sampling.counts import Counts
 from outrider.sampling.guess import Known
@@ -22,6 +23,7 @@ from outrider.sampling.rows import Row
 DEPTH = 8  # deepest node where the shape is not given
 MEASURED = ("optimal", "confidence")  # shapes that are not given
 BUSHY = 16  # nodes that the policy may ask for where trees branch
+ENABLING = 0.7  # of a level's price: without it there are none below it, which may pay more
 
 
 class GrowingDrafter(Drafter):
@@ -101,15 +103,26 @@ class GrowingDrafter(Drafter):
         return self._pass(drafts)
 
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
-        return self._grow(batch, budgets, self._depth)
+        return self._grow(batch, budgets, self._depth, FREE)
 
-    def propose_to(self, batch: list[Request], budgets: list[int], depth: int) -> list[TokenTree]:
+    @property
+    def weighs(self) -> bool:
+        return self._tree == "confidence" and self.measured.level_seconds is not None
+
+    def propose_to(
+        self, batch: list[Request], budgets: list[int], depth: int, worth: Worth = FREE
+    ) -> list[TokenTree]:
         if self._tree not in MEASURED:
             return self.propose(batch, budgets)
-        return self._grow(batch, budgets, depth)
+        return self._grow(batch, budgets, depth, worth)
 
-    def _grow(self, batch: list[Request], budgets: list[int], depth: int) -> list[TokenTree]:
-        drafts = [self._begin(r, budget, depth) for r, budget in zip(batch, budgets, strict=True)]
+    def _grow(
+        self, batch: list[Request], budgets: list[int], depth: int, worth: Worth
+    ) -> list[TokenTree]:
+        drafts = [
+            self._begin(request, budget, depth, worth)
+            for request, budget in zip(batch, budgets, strict=True)
+        ]
         active = [draft for draft in drafts if draft.frontier]
         if active:
             self._extend(active, self.level(active))
@@ -123,7 +136,7 @@ class GrowingDrafter(Drafter):
         self.measured.learn(trees, verdicts)
 
     def reset(self) -> None:
-        self.measured = MeasuredShapes()
+        self.measured = MeasuredShapes(self.measured.level_seconds)
 
     def depth(self, nodes: int) -> int:
         if self._shape is not None:
@@ -136,10 +149,12 @@ class GrowingDrafter(Drafter):
         deepest = min(nodes, self._depth)
         return [self.measured.likeliest(nodes, depth) for depth in range(1, deepest + 1)]
 
-    def _begin(self, request: Request, budget: int, depth: int) -> Draft:
+    def _begin(self, request: Request, budget: int, depth: int, worth: Worth) -> Draft:
         deepest = max(0, self._deepest(request))
         if self._tree == "confidence":
-            return Grown(request, budget, min(depth, deepest))
+            level = ENABLING * worth.second * (self.measured.level_seconds or 0.0)
+            holds = min(1.0, sum(self.measured.acceptance.rates))
+            return Grown(request, budget, min(depth, deepest), Prices(level, worth.row, holds))
         if self._tree == "chain":
             shape = chain(min(budget, deepest))
         elif self._shape is not None:

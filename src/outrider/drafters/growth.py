@@ -1,5 +1,7 @@
 """One request's tree while it grows: level by level, so that all requests share every pass."""
 
+from typing import NamedTuple
+
 import torch
 
 from outrider.core.request import Request
@@ -9,6 +11,18 @@ from outrider.drafters.shapes import Shape
 from outrider.sampling.choose import NO_TOKEN
 
 LEAST = 0.01  # path probability below which a node is not worth a row of any pass
+LIKELY_CHILD = 0.8  # given its parent: more is not hoped for where rows have a price
+
+
+class Prices(NamedTuple):
+    """What more of a tree must promise, in tokens, as shares of all that the step writes."""
+
+    level: float = 0.0
+    row: float = 0.0
+    holds: float = 1.0  # of the nodes that hold, the share that has a child that does
+
+
+NO_PRICES = Prices()
 
 
 class Draft:
@@ -106,12 +120,25 @@ class Grown(Draft):
 
     Of each level, those nodes are expanded that are among the best known so far. That is exact: a
     node's path probability is at most its parent's, so what is among the best in the end has
-    had its parent among the best all along.
+    had its parent among the best all along. Of those, none is expanded that cannot have a child
+    among them.
+
+    Nodes that are not worth their price stay away, and the tree ends before a level that is not.
     """
 
-    def __init__(self, request: Request, budget: int, depth: int, least: float = LEAST) -> None:
+    def __init__(
+        self,
+        request: Request,
+        budget: int,
+        depth: int,
+        prices: Prices = NO_PRICES,
+        least: float = LEAST,
+    ) -> None:
         super().__init__(request)
-        self.budget, self.depth, self.least = budget, depth, least
+        self.budget, self.depth = budget, depth
+        self.least, self.prices = least, prices
+        self._floor = max(least, prices.row)  # of a node's chance
+        self._likely_child = LIKELY_CHILD if prices.row else 1.0
         self.frontier = [ROOT] if budget > 0 and depth > 0 else []
         self._chance: dict[int, float] = {ROOT: 1.0}  # path probabilities
         self._best: list[int] = []  # best first
@@ -125,7 +152,7 @@ class Grown(Draft):
     def add(self, node: int, found: Found) -> None:
         for token, confidence in zip(found.tokens, found.confidence, strict=True):
             chance = self._chance[node] * confidence
-            if chance < self.least:
+            if chance < self._floor:
                 return  # the next ones are no better
             new = len(self.tokens)
             self.tokens.append(token)
@@ -141,9 +168,24 @@ class Grown(Draft):
         self._best = ranked[: self.budget]
         fresh = set(self._new).intersection(self._best)
         self._new = []
-        deeper = self._level < self.depth
-        self.frontier = [node for node in self._best if node in fresh] if deeper else []
+        written = 1 + sum(self._chance[node] for node in self._best)  # as far as is known
+        self._floor = max(self.least, self.prices.row * written)
+        self.frontier = [node for node in self._best if node in fresh and self._may_bear(node)]
+        if self._level == self.depth or self._promise() < self.prices.level * written:
+            self.frontier = []
         self._settle_down()
+
+    def _may_bear(self, node: int) -> bool:
+        """Whether a child of the node may be among the best: older ones come first among equals."""
+        hoped = self._likely_child * self._chance[node]
+        full = len(self._best) == self.budget
+        return hoped >= self._floor and not (full and hoped <= self._chance[self._best[-1]])
+
+    def _promise(self) -> float:
+        """Tokens that a level below the frontier may gain, beyond what its rows must: about one for
+        each node."""
+        chances = [self._chance[node] for node in self.frontier]
+        return self.prices.holds * sum(chances) - len(chances) * self._floor
 
     def _settle_down(self) -> None:
         """Give the frontier places that none of the best holds: there are as many as the budget.

@@ -46,17 +46,17 @@ class RankAcceptance:
 class MeasuredShapes:
     """Shapes from the past steps' acceptance, and the pass costs where they are known."""
 
-    def __init__(self) -> None:
+    def __init__(self, level_seconds: float | None = None) -> None:
         self.acceptance = RankAcceptance()
-        self._level_seconds: float | None = None  # of a draft pass, one request's share
+        self.level_seconds = level_seconds  # of a draft pass after the first, one request's share
         self._shapes: dict[tuple[int, int], Shape] = {}  # by nodes and depth, like the next
         self._likeliest: dict[tuple[int, int], Shape] = {}
         self._age = 0
 
     def time_level(self, seconds: float) -> None:
-        old = self._level_seconds
+        old = self.level_seconds
         blend = seconds if old is None else SECONDS_KEEP * old + (1 - SECONDS_KEEP) * seconds
-        self._level_seconds = blend
+        self.level_seconds = blend
 
     def learn(self, trees: list[TokenTree], verdicts: list[Verdict]) -> None:
         for tree, verdict in zip(trees, verdicts, strict=True):
@@ -78,11 +78,11 @@ class MeasuredShapes:
         """The fastest where costs are known; else the one with most accepted."""
         key = (nodes, depth)
         if key not in self._shapes:
-            if pass_seconds is None or self._level_seconds is None:
+            if pass_seconds is None or self.level_seconds is None:
                 self._shapes[key] = self.likeliest(nodes, depth)
             else:
                 rates = self.acceptance.rates
                 self._shapes[key] = fastest_shape(
-                    rates, nodes, depth, pass_seconds, self._level_seconds
+                    rates, nodes, depth, pass_seconds, self.level_seconds
                 )
         return self._shapes[key]

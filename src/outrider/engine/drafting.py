@@ -7,6 +7,7 @@ from outrider.core.request import Request
 from outrider.core.tree import TokenTree, is_chain
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
+from outrider.drafters.worth import FREE, Worth
 from outrider.engine.crew import Crew, Plan
 from outrider.engine.cutting import Cut, Proposal, worth_checking
 from outrider.engine.policy.explain import Decisions, Explanation, explain
@@ -231,7 +232,10 @@ class Drafting:
             return False
         chosen = [mine[i] for i in offer.chosen]
         nodes, depth = offer.size
-        self._call(drafter, chosen, {r: min(nodes, budget[r]) for r in chosen}, depth)
+        if drafter.weighs:  # by its guesses, where the offer goes by what drafts were like so far
+            nodes, depth = drafter.longest, drafter.depth(drafter.longest)
+        most = {request: min(nodes, budget[request]) for request in chosen}
+        self._call(drafter, chosen, most, depth, offer.worth)
         if follows:  # it goes on by itself only below chains of its own
             for request in chosen:
                 proposals = self._proposals[request]
@@ -245,6 +249,7 @@ class Drafting:
         batch: list[Request],
         budget: dict[Request, int],
         depth: int | None = None,
+        worth: Worth = FREE,
     ) -> None:
         """Have one drafter propose for a batch; the policy asks for no more than its longest, and
         for a depth."""
@@ -257,10 +262,12 @@ class Drafting:
         if depth is None:
             trees = drafter.propose(batch, budgets)
         else:
-            trees = drafter.propose_to(batch, budgets, depth)
+            trees = drafter.propose_to(batch, budgets, depth, worth)
         seconds = perf_counter() - start
         if drafter.prepared == prepared:  # what is built once does not tell what the next one takes
             timing, levels = self.policy.timings[drafter.name], depth or drafter.depth(max(budgets))
+            if drafter.weighs:
+                levels = max(1, *(max(tree.depths, default=0) for tree in trees))
             if max(backlogs) <= ROUTINE:
                 timing.learn(seconds, len(batch), levels)
             else:

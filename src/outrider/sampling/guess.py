@@ -6,13 +6,14 @@ known without opening the group. Hence the candidates: the likeliest tokens, and
 token that the noise lifts most.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider.sampling.noise import GROUP
-from outrider.sampling.shared_noise import SharedNoise
+from outrider.sampling.shared_noise import KEPT, SharedNoise
 
 LIKELY = 64  # tokens whose noise is computed one by one: the maximum is seldom missed
 
@@ -41,6 +42,14 @@ class Known(NamedTuple):
         return full.index_copy_(1, self.tokens, scores)
 
 
+class _Lifted(NamedTuple):
+    """Of every group the token that noise lifts most, where the drafter has it."""
+
+    columns: Tensor  # [rows or 1, found]: of its scores
+    tokens: Tensor
+    noise: Tensor  # -inf where it does not have the token after all
+
+
 def guessed_top(scores: Tensor, stream: Tensor, count: int, known: Known) -> tuple[Tensor, Tensor]:
     """About the `count` largest values of scores + noise and their tokens, best first; none is
     there that the drafter does not have unless its value is -inf.
@@ -50,12 +59,25 @@ def guessed_top(scores: Tensor, stream: Tensor, count: int, known: Known) -> tup
     noise = SharedNoise(stream, len(known.columns) // GROUP)
     score, column = scores.topk(min(max(count, LIKELY), scores.shape[1]), -1)  # [rows, likely]
     likely = known.tokens[column]
-    value = score + noise.of_tokens(likely)
-    lifted = noise.lifted  # [rows, groups]
-    twice = lifted.gather(1, likely // GROUP) == likely
-    value.masked_fill_(twice, -torch.inf)
-    column = known.columns[lifted]
-    score = scores.gather(1, column.clamp(min=0)) + noise.highest
-    score.masked_fill_(column < 0, -torch.inf)
-    values, best = torch.cat([value, score], 1).topk(min(count, scores.shape[1]), -1)
-    return values, torch.cat([likely, lifted], 1).gather(1, best)
+    lift, twice = noise.of_tokens(likely)
+    value = (score + lift).masked_fill_(twice, -torch.inf)
+    lifted = _lifted(noise, known) if noise.whose is None else _lifted_at(noise.whose, known)
+    columns, tokens = (each.expand(len(scores), -1) for each in lifted[:2])
+    others = scores.gather(1, columns) + lifted.noise
+    values, best = torch.cat([value, others], 1).topk(min(count, scores.shape[1]), -1)
+    return values, torch.cat([likely, tokens], 1).gather(1, best)
+
+
+def _lifted(noise: SharedNoise, known: Known) -> _Lifted:
+    tokens = noise.lifted
+    columns = known.columns[tokens]
+    return _Lifted(columns.clamp(min=0), tokens, noise.highest.masked_fill(columns < 0, -torch.inf))
+
+
+@lru_cache(maxsize=KEPT)
+def _lifted_at(whose: tuple[int, ...], known: Known) -> _Lifted:
+    """The same at one place of a text, without the groups whose token the drafter does not have:
+    most of them, where it has a part of the target's tokens."""
+    lifted = _lifted(SharedNoise(torch.tensor([whose]), len(known.columns) // GROUP), known)
+    has = lifted.noise[0].isfinite()
+    return _Lifted(*(each[:, has] for each in lifted))

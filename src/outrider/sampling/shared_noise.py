@@ -16,20 +16,28 @@ class SharedNoise:
         """stream [rows, 5]; `groups` of tokens."""
         self._stream, self._of = _told_apart(stream)  # [streams, 5], [rows]
         alone = stream.device.type == "cpu" and len(self._stream) == 1
-        found = _at_one_place(tuple(stream[0].tolist()), groups) if alone else None
-        self._least, self._place, highest = found or _of_all(self._stream, groups)
-        self.highest = highest[self._of]  # [rows, groups]: no noise there exceeds it
+        # Whose noise it is, where it is that of one place of a text for all rows, on a CPU.
+        self.whose = tuple(self._stream[0].tolist()) if alone else None
+        found = _at_one_place(self.whose, groups) if self.whose else None
+        self._least, self._place, self._highest = found or _of_all(self._stream, groups)
+
+    @property
+    def highest(self) -> Tensor:
+        """[rows, groups]: no noise there exceeds it."""
+        return self._highest[self._of]
 
     @property
     def lifted(self) -> Tensor:
         """The token of each group that has the highest noise: [rows, groups]."""
-        first = torch.arange(0, self._place.shape[1] * GROUP, GROUP, device=self._place.device)
-        return (first + self._place)[self._of]
+        return lifted_tokens(self._place)[self._of]
 
-    def of_tokens(self, tokens: Tensor) -> Tensor:
-        """Of some tokens of each row: [rows, k] -> [rows, k] float32."""
+    def of_tokens(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Of some tokens of each row: [rows, k] -> [rows, k] float32; and whether it is the highest
+        of a token's group: [rows, k] bool."""
         at = self._of[:, None], tokens // GROUP
-        return token_noise(self._stream[self._of], tokens, self._least[at], self._place[at])
+        place = self._place[at]
+        noise = token_noise(self._stream[self._of], tokens, self._least[at], place)
+        return noise, tokens % GROUP == place
 
     def of_groups(self, rows: Tensor, groups: Tensor) -> Tensor:
         """Of all tokens of some groups: rows [n], groups [n, k] -> [n, k, GROUP] float32."""
@@ -42,6 +50,11 @@ class SharedNoise:
         least, place = (table.view(-1)[each][:, None] for table in (self._least, self._place))
         noise = group_noise(self._stream[each // count], each[:, None] % count, least, place)
         return noise[:, 0][back]
+
+
+def lifted_tokens(place: Tensor) -> Tensor:
+    """The token of each group that has the highest noise; place [..., groups] -> the same."""
+    return place + torch.arange(0, place.shape[-1] * GROUP, GROUP, device=place.device)
 
 
 def _of_all(stream: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:

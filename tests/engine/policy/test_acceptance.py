@@ -172,6 +172,24 @@ def test_a_tree_costs_its_depth_and_is_checked_by_its_nodes() -> None:
     assert offer.speed == pytest.approx(2.71 / (COST.seconds(8, 1) + 6.0))
 
 
+def test_the_offer_tells_what_time_and_rows_must_bring() -> None:
+    """Where a draft just about brings so much, the mean speed neither rises nor falls."""
+    base = Pass(2, 2, 2, 0)
+    drafted = [Outlook([0.9, 1.5], 0.0, 7), Outlook([0.8, 1.3], 0.0, 7)]
+    for sizes in ([Size(3, 1), Size(6, 2)], [Size(2, 1), Size(4, 2)]):
+        offer = best_offer(drafted, sizes, base, COST, levels(1.0, 2))
+        assert offer is not None and offer.chosen == [0, 1]
+        rows = 2 * offer.size.nodes
+        step = COST.seconds(2 + rows, 2) + offer.size.depth * 1.0
+        most = 2 + 2 * max(size.nodes for size in sizes)
+        row = (COST.seconds(most, 2) - COST.seconds(4, 2)) / (most - 4)
+        little = 0.001
+        # One of the two texts writes more for a while more of drafting, or for another row.
+        for share, seconds in ((offer.worth.second, 1.0), (offer.worth.row, row)):
+            faster = (1 + little * share) ** 0.5 * step / (step + little * seconds)
+            assert faster == pytest.approx(1.0, abs=1e-6)
+
+
 def test_the_offer_leaves_out_requests_that_gain_nothing() -> None:
     good, served = Outlook([0.9], 0.0, 1), Outlook([0.9], 2.0, 1)
     offer = best_offer([served, good], CHAINS[:1], Pass(2, 2, 2, 0), COST, levels(0.0, 2))

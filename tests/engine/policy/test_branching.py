@@ -1,6 +1,7 @@
 """The policy and drafters that may be asked for trees of any depth and width."""
 
 import random
+import time
 from typing import ClassVar
 
 import pytest
@@ -11,6 +12,7 @@ from outrider.core.request import Request
 from outrider.core.tree import ROOT, TokenTree
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.shapes import Shape, best_shape, chain
+from outrider.drafters.worth import FREE, Worth
 from outrider.engine.prospects import prospects
 
 RATES = (0.4, 0.25, 0.1, 0.05)  # that the text goes on with the first, second, … guess
@@ -35,7 +37,9 @@ class Ranked(Drafter):
     def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
         return [self._filled(request, chain(n)) for request, n in zip(batch, budgets, strict=True)]
 
-    def propose_to(self, batch: list[Request], budgets: list[int], depth: int) -> list[TokenTree]:
+    def propose_to(
+        self, batch: list[Request], budgets: list[int], depth: int, worth: Worth = FREE
+    ) -> list[TokenTree]:
         if not self.branches:
             return self.propose(batch, budgets)
         self.asked.append((max(budgets), depth))
@@ -75,6 +79,41 @@ def test_second_guesses_that_hold_are_asked_for() -> None:
     assert trees > 1.1 * chains
     nodes, depth = Ranked.asked[-1]
     assert nodes > depth  # wider than a chain
+
+
+class Weighing(Ranked):
+    """The same, but sometimes it sees no further than one level, and says so."""
+
+    name = "weighing"
+    seen: ClassVar[list[tuple[Worth, int]]] = []  # what it was told, and how deep it went
+
+    @property
+    def weighs(self) -> bool:
+        return True
+
+    def depth(self, nodes: int) -> int:
+        return min(nodes, 8)
+
+    def propose_to(
+        self, batch: list[Request], budgets: list[int], depth: int, worth: Worth = FREE
+    ) -> list[TokenTree]:
+        far = 1 + batch[0].position % 2
+        self.seen.append((worth, far))
+        time.sleep(0.002 * far)
+        return super().propose_to(batch, budgets, min(depth, far), worth)
+
+
+def test_a_drafter_that_weighs_is_told_prices_and_goes_as_far_as_it_likes() -> None:
+    Weighing.seen.clear()
+    replay = Replay([Weighing])
+    replay.run(1, 300)
+    worth, _ = Weighing.seen[len(Weighing.seen) // 2]
+    assert 0 < worth.row < 0.1 and 1 / 240 < worth.second < 1 / 50  # of one pass
+    late = Ranked.asked[len(Ranked.asked) // 2 :]
+    assert {nodes for nodes, _ in late[:-8]} == {Weighing.longest}  # near its end a text has less
+    assert {depth for _, depth in late} == {1, 2}
+    # Its levels are timed by how deep it went, not by how deep it might have gone.
+    assert 0.002 <= replay.policy.timings["weighing"].level(1) < 0.004
 
 
 def test_where_every_row_costs_a_pass_no_tree_is_asked_for() -> None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from outrider.drafters.worth import Worth
 from outrider.engine.policy.cost import PassCost
 from outrider.engine.policy.gate import Pass, reading_seconds
 
@@ -44,6 +45,7 @@ class Offer(NamedTuple):
     speed: float
     size: Size
     chosen: list[int]
+    worth: Worth  # of what such a draft is made of
 
 
 def best_offer(
@@ -71,4 +73,10 @@ def best_offer(
     speed = float(speeds[number, size])
     if speed == 0.0:
         return None
-    return Offer(speed, sizes[size], order[: number + 1, size].tolist())
+    chosen = order[: number + 1, size].tolist()
+    # The mean of log(1 + E) over all writers must rise by more than the log of the step's time. A
+    # first row for each text may be dear, but is wanted anyway.
+    share = base.writers / float(seconds[number, size])
+    first = min(len(chosen), len(times) - 2)
+    row = (times[-1] - times[first]) / (len(times) - 1 - first)
+    return Offer(speed, sizes[size], chosen, Worth(share, share * row))
