@@ -215,7 +215,7 @@ class Drafting:
         mine = self._drafted_by(drafter, batch)
         if self._lets_pass(doubt, mine):
             return False
-        sizes, outlooks = prospects(self.policy, drafter, mine, budget, cut.expected)
+        sizes, outlooks = prospects(self.policy, drafter, mine, budget, cut.expected, cut.trees)
         ahead = base._replace(
             rows=base.rows + sum(len(tree) for tree in cut.trees.values()),
             log_gain=cut.log_gain,
@@ -342,7 +342,7 @@ class Drafting:
             self._proposals = {request: [] for request in chains}
             cut = self._look_up(self._in_turn(list(chains), base), budget, base, room, late=True)
         nothing = dict.fromkeys(batch, 0.0)
-        sizes, outlooks = prospects(self.policy, drafter, batch, budget, nothing)
+        sizes, outlooks = prospects(self.policy, drafter, batch, budget, nothing, {})
         lengths = [len(chains[request]) for request in batch]
         return self.policy.goes_on(drafter.name, outlooks, sizes, lengths, base, cut.speed)
 

@@ -1,6 +1,7 @@
 """What may be asked of a drafter that costs time, and what it promises."""
 
 from outrider.core.request import Request
+from outrider.core.tree import TokenTree
 from outrider.drafters.base import Drafter
 from outrider.drafters.shapes import Shape
 from outrider.engine.policy.offer import Outlook, Size
@@ -15,15 +16,16 @@ def prospects(
     batch: list[Request],
     budget: dict[Request, int],
     without: dict[Request, float],
+    proposed: dict[Request, TokenTree],
 ) -> tuple[list[Size], list[Outlook]]:
     """The drafts that the drafter may be asked for, and what requests may expect of them; `without`
-    says what they may expect as it is."""
+    says what they may expect of what is `proposed` already."""
     rooms = [min(budget[request], drafter.longest) for request in batch]
     outlines = drafter.outlines(max(rooms))
     sizes = _sizes(drafter, max(rooms), outlines)
     gains = policy.gains(batch, drafter.name, sizes, outlines, rooms)
     return sizes, [
-        Outlook(own, without[request], room)
+        Outlook(own, without[request], room, len(proposed.get(request, ())))
         for request, own, room in zip(batch, gains, rooms, strict=True)
     ]
 

@@ -197,6 +197,17 @@ def test_the_offer_leaves_out_requests_that_gain_nothing() -> None:
     assert best_offer([served], CHAINS[:1], Pass(1, 1, 1, 0), COST, levels(0.0)) is None
 
 
+def test_a_draft_takes_the_place_of_what_lookups_propose() -> None:
+    """Seven nodes for seven cost no row more; beside them, they would cost seven."""
+    base = Pass(1, 8, 1, 0, log_gain=log1p(0.5))
+    apart, instead = (Outlook([1.2], 0.5, 7, proposed) for proposed in (0, 7))
+    found = [best_offer([each], [Size(7, 1)], base, COST, levels(1.0)) for each in (apart, instead)]
+    speeds = [2.2 / (COST.seconds(rows, 1) + 1.0) for rows in (15, 8)]
+    assert [offer and offer.speed for offer in found] == pytest.approx(speeds)
+    fewer = best_offer([instead], [Size(1, 1)], base, COST, levels(1.0))
+    assert fewer is not None and fewer.speed == pytest.approx(2.2 / (COST.seconds(2, 1) + 1.0))
+
+
 def test_the_offer_is_the_best_of_all() -> None:
     """Held against every size for every set of requests, one at a time."""
     rng = random.Random(0)

@@ -127,7 +127,7 @@ def test_a_request_is_promised_no_more_than_it_has_room_for() -> None:
     replay.run(1, 50)
     one, many = (Request(name, [1], SamplingParams(), seed=0) for name in "ab")
     sizes, (small, large) = prospects(
-        replay.policy, replay.members[0], [one, many], {one: 1, many: 8}, {one: 0.0, many: 0.0}
+        replay.policy, replay.members[0], [one, many], {one: 1, many: 8}, {one: 0.0, many: 0.0}, {}
     )
     assert max(size.nodes for size in sizes) == 8
     assert len(set(small.gains)) == 1  # one node, whatever the tree

@@ -16,6 +16,7 @@ class Outlook(NamedTuple):
     gains: Sequence[float]  # tokens expected of a draft of each size on offer
     without: float  # tokens expected from what is proposed for it already
     room: int  # nodes that it may have
+    proposed: int = 0  # nodes of that, in whose place the draft would come
 
 
 class Size(NamedTuple):
@@ -57,16 +58,20 @@ def best_offer(
     gains = np.array([outlook.gains for outlook in outlooks])  # [requests, sizes]
     without = np.array([outlook.without for outlook in outlooks])
     rooms = np.array([outlook.room for outlook in outlooks])
+    proposed = np.array([outlook.proposed for outlook in outlooks])
     nodes, depths = np.array(sizes).T  # [sizes] each
     more = np.log1p(gains) - np.log1p(without)[:, None]  # [requests, sizes]
     # From here on rows are numbers of requests: those that gain most come first, for each size.
     order = np.argsort(-more, axis=0, kind="stable")
     more = np.take_along_axis(more, order, 0)
     log_gain = base.log_gain + more.cumsum(0)
-    rows = np.minimum(nodes, rooms[order]).cumsum(0)
-    times = cost.growing(base.rows, int(rows[-1].max()), base.sequences, base.keys)
+    # Of lookups' nodes some may be kept as well; what they are worth then is not known.
+    rows = (np.minimum(nodes, rooms[order]) - proposed[order]).cumsum(0)
+    fewest = min(0, int(rows.min()))
+    most = int(rows.max()) - fewest
+    times = cost.growing(base.rows + fewest, most, base.sequences, base.keys)
     levels = np.array([price.level(number) for number in range(1, count + 1)])
-    seconds = np.array(times)[rows] - reading_seconds(base, cost) + price.once
+    seconds = np.array(times)[rows - fewest] - reading_seconds(base, cost) + price.once
     seconds += levels[:, None] * depths + np.array(price.reading)[order].cumsum(0)
     speeds = np.where(more > 0, np.exp(log_gain / base.writers) / seconds, 0.0)
     size, number = np.unravel_index(speeds.T.argmax(), speeds.T.shape)  # the smallest of equals
