@@ -23,7 +23,7 @@ from outrider.sampling.rows import Row
 DEPTH = 8  # deepest node where the shape is not given
 MEASURED = ("optimal", "confidence")  # shapes that are not given
 BUSHY = 16  # nodes that the policy may ask for where trees branch
-ENABLING = 0.7  # of a level's price: without it there are none below it, which may pay more
+ENABLING = 0.55  # of a level's price: without it there are none below it, which may pay more
 
 
 class GrowingDrafter(Drafter):
