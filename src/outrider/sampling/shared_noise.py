@@ -29,7 +29,8 @@ class SharedNoise:
     @property
     def lifted(self) -> Tensor:
         """The token of each group that has the highest noise: [rows, groups]."""
-        return lifted_tokens(self._place)[self._of]
+        first = torch.arange(0, self._place.shape[1] * GROUP, GROUP, device=self._place.device)
+        return (first + self._place)[self._of]
 
     def of_tokens(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Of some tokens of each row: [rows, k] -> [rows, k] float32; and whether it is the highest
@@ -50,11 +51,6 @@ class SharedNoise:
         least, place = (table.view(-1)[each][:, None] for table in (self._least, self._place))
         noise = group_noise(self._stream[each // count], each[:, None] % count, least, place)
         return noise[:, 0][back]
-
-
-def lifted_tokens(place: Tensor) -> Tensor:
-    """The token of each group that has the highest noise; place [..., groups] -> the same."""
-    return place + torch.arange(0, place.shape[-1] * GROUP, GROUP, device=place.device)
 
 
 def _of_all(stream: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
