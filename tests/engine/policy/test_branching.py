@@ -1,7 +1,6 @@
 """The policy and drafters that may be asked for trees of any depth and width."""
 
 import random
-import time
 from typing import ClassVar
 
 import pytest
@@ -13,6 +12,7 @@ from outrider.core.tree import ROOT, TokenTree
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.shapes import Shape, best_shape, chain
 from outrider.drafters.worth import FREE, Worth
+from outrider.engine.policy.timing import Timing
 from outrider.engine.prospects import prospects
 
 RATES = (0.4, 0.25, 0.1, 0.05)  # that the text goes on with the first, second, … guess
@@ -99,12 +99,17 @@ class Weighing(Ranked):
     ) -> list[TokenTree]:
         far = 1 + batch[0].position % 2
         self.seen.append((worth, far))
-        time.sleep(0.002 * far)
         return super().propose_to(batch, budgets, min(depth, far), worth)
 
 
-def test_a_drafter_that_weighs_is_told_prices_and_goes_as_far_as_it_likes() -> None:
+def test_a_drafter_that_weighs_is_told_prices_and_goes_as_far_as_it_likes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Weighing.seen.clear()
+    timed: list[int] = []
+    monkeypatch.setattr(
+        Timing, "learn", lambda self, seconds, requests, levels: timed.append(levels)
+    )
     replay = Replay([Weighing])
     replay.run(1, 300)
     worth, _ = Weighing.seen[len(Weighing.seen) // 2]
@@ -113,7 +118,7 @@ def test_a_drafter_that_weighs_is_told_prices_and_goes_as_far_as_it_likes() -> N
     assert {nodes for nodes, _ in late[:-8]} == {Weighing.longest}  # near its end a text has less
     assert {depth for _, depth in late} == {1, 2}
     # Its levels are timed by how deep it went, not by how deep it might have gone.
-    assert 0.002 <= replay.policy.timings["weighing"].level(1) < 0.004
+    assert timed == [depth for _, depth in Ranked.asked]
 
 
 def test_where_every_row_costs_a_pass_no_tree_is_asked_for() -> None:
