@@ -103,7 +103,9 @@ def test_no_prompt_is_asked_twice(
     monkeypatch.setattr(writing, "AT_LEAST", 2)
     file = tmp_path / "prompts.jsonl"
     words = [LONG, LONG, SHORT + " 2", LONG, LONG, LONG, *(f"{SHORT} {i}" for i in range(6, 12))]
-    file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in words))
+    seed = asked(tmp_path).seed
+    in_file = words[-seed:] + words[:-seed]  # the seed says which is the first
+    file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in in_file))
     seen: list[str] = []
     real = Writer._ids
 
@@ -119,6 +121,21 @@ def test_no_prompt_is_asked_twice(
     assert seen == (words + words)[: more.used]  # after the last the first, with another seed
     assert len({tuple(text.tokens) for text in more.texts}) == 8
     assert written(asked(tmp_path, data=(str(file),), texts=2)).texts == some.texts
+
+
+def test_another_seed_asks_for_other_things(same_llm: LLM, tmp_path: Path) -> None:
+    """Processes that write side by side would otherwise answer the same prompts."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{SHORT} {i}"}) + "\n" for i in range(12)))
+
+    def prompts(seed: int) -> set[str]:
+        given = asked(
+            tmp_path / str(seed), data=(str(file), "self"), texts=6, longest=500, seed=seed
+        )
+        given.out.mkdir()
+        return {same_llm.tokenizer.decode(t.tokens[: t.prompt]) for t in written(given).texts}
+
+    assert not prompts(0) & prompts(5)
 
 
 def test_more_of_its_own_texts_are_others(same_llm: LLM, tmp_path: Path) -> None:
@@ -150,7 +167,7 @@ def test_a_target_without_chat_template_goes_on_with_plain_text(
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"text": SHORT}) + "\n" + json.dumps({"turns": [SHORT + "!"]}))
     (tmp_path / "other").mkdir()
-    answered = written(asked(tmp_path / "other", data=(str(file),), texts=2))
+    answered = written(asked(tmp_path / "other", data=(str(file),), texts=2, seed=0))
     starts = [text.tokens[: text.prompt] for text in answered.texts]
     assert starts == [same_llm.tokenizer(w)["input_ids"] for w in (SHORT, SHORT + "!")]
 

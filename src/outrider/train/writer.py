@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider import LLM, SamplingParams
 from outrider.core.errors import ConfigError
-from outrider.train.tasks import FOLLOW_UPS, task_of
+from outrider.train.tasks import FOLLOW_UPS, Task, task_of
 from outrider.train.texts import Text
 
 MARK = "\u2063mark\u2063"  # stands for a user's words in a chat template
@@ -20,7 +20,8 @@ Tell = Callable[[float], None]  # so much of a text more is done
 
 
 class Writer:
-    """Text number i is drawn with the seed plus i, whichever process writes it, and whenever."""
+    """Text number i is asked for and drawn with the seed plus i, whichever process writes it, and
+    whenever: runs with other seeds write other texts, not the same once more."""
 
     def __init__(
         self, llm: LLM, longest: int, temperature: float, seed: int, tell: Tell = lambda part: None
@@ -60,7 +61,7 @@ class Writer:
         )
         start: Any = before or [_start(self.llm.tokenizer)]
         starts = [
-            self._ids(task_of(i).ask) if kind == "task" else start for i, kind in kinds.items()
+            self._ids(self._task(i).ask) if kind == "task" else start for i, kind in kinds.items()
         ]
         params = [
             replace(task if kind == "task" else free, seed=self.seed + i)
@@ -71,8 +72,13 @@ class Writer:
         for (i, kind), result in zip(kinds.items(), results, strict=True):
             said = result.outputs[0].text.strip()
             if said:
-                words[i] = task_of(i).give.replace("{material}", said) if kind == "task" else said
+                words[i] = (
+                    self._task(i).give.replace("{material}", said) if kind == "task" else said
+                )
         return words
+
+    def _task(self, number: int) -> Task:
+        return task_of(self.seed + number)
 
     def _follow_up(self, number: int, asked: str, text: Text) -> list[int]:
         """The prompt of a talk's second answer: the first, and both questions."""

@@ -86,8 +86,8 @@ def _part(writer: Writer, sources: Sources, numbers: Sequence[int]) -> list[Numb
         mine = [i // len(sources) for i in numbers if i % len(sources) == first]
         if prompts is None:
             part = writer.self_written(mine)
-        else:  # after the last, the first is answered once more: otherwise
-            part = writer.answered([(i, prompts[i % len(prompts)]) for i in mine])
+        else:  # from a place on that the seed decides; after the last comes the first once more
+            part = writer.answered([(i, prompts[(writer.seed + i) % len(prompts)]) for i in mine])
         found += [(i * len(sources) + first, text) for i, text in part]
     return found
 
