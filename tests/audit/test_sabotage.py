@@ -10,11 +10,12 @@ from tests.engine.helpers import Models, registered
 
 import outrider.drafters.candidates as candidates
 import outrider.verify as verify
+import outrider.verify.coupled as coupled
 import outrider.verify.traversal as traversal
 from outrider.audit.run import audit_engine
 from outrider.cli import main
 from outrider.core.request import Request
-from outrider.core.tree import ROOT, TokenTree
+from outrider.core.tree import TokenTree
 from outrider.core.verdict import Verdict
 from outrider.drafters.base import Drafter
 from outrider.engine.report import Written
@@ -29,19 +30,20 @@ Patch = pytest.MonkeyPatch
 
 
 def accept_every_draft(patch: Patch) -> None:
-    def walk(tree: TokenTree, choices: list[int]) -> Verdict:
-        kept, node = [], ROOT
-        while tree.children.get(node):
-            node = tree.children[node][0]
-            kept.append(node)
-        return Verdict(kept, choices[node + 1])
+    def first(tree: TokenTree, node: int, token: int) -> int | None:
+        return next(iter(tree.children.get(node, [])), None)
 
-    patch.setattr(verify, "walk", walk)
+    patch.setattr(coupled, "_child", first)
 
 
 def accept_by_the_wrong_row(patch: Patch) -> None:
     real = verify.walk
-    patch.setattr(verify, "walk", lambda tree, choices: real(tree, choices[1:] + choices[:1]))
+
+    def wrong(trees: list[TokenTree], choices: Any) -> list[Verdict]:
+        rows = sum(1 + len(tree) for tree in trees)
+        return real(trees, lambda at: choices([(row + 1) % rows for row in at]))
+
+    patch.setattr(verify, "walk", wrong)
 
 
 def drop_the_residual(patch: Patch) -> None:

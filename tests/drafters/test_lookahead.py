@@ -42,7 +42,7 @@ def make_request(prompt: list[int]) -> Request:
 def checked(request: Request, tree: TokenTree, target: Target) -> Verdict:
     paths = [[], *(tree.path_tokens(node) for node in range(len(tree)))]
     choices = [target(request.tokens + path) for path in paths]
-    verdict = walk(tree, choices)
+    [verdict] = walk([tree], lambda at: [choices[i] for i in at])
     return Verdict(verdict.kept, verdict.next_token, choices)
 
 

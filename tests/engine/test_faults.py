@@ -28,6 +28,7 @@ import outrider.verify as verify_module
 from outrider.core.outputs import RequestOutput
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
+from outrider.core.tree import TokenTree
 from outrider.drafters import candidates as draft_module
 from outrider.engine.llm import LLM
 from outrider.engine.sequence import Sequence
@@ -179,7 +180,9 @@ def place_nodes_by_index(patch: Patch) -> None:
 def read_the_row_before(patch: Patch) -> None:
     walk = verify_module.walk
     patch.setattr(
-        verify_module, "walk", lambda tree, choices: walk(tree, [choices[0], *choices[:-1]])
+        verify_module,
+        "walk",
+        lambda trees, choices: walk(trees, lambda at: choices([max(0, row - 1) for row in at])),
     )
 
 
@@ -205,19 +208,16 @@ def key_noise_by_batch_index(patch: Patch) -> None:
 
 
 def penalise_the_whole_tree(patch: Patch) -> None:
-    process = verify_module.process
+    tree_rows = verify_module.tree_rows
 
-    def wrong(logits: torch.Tensor, rows: list[Row], counts: Any) -> torch.Tensor:
-        drafted = {row.request: [] for row in rows}
-        for row in rows:
-            drafted[row.request] += row.path[-1:]
-        whole = [
+    def wrong(trees: list[TokenTree], requests: list[Request]) -> list[Row]:
+        drafted = {request: tree.tokens for tree, request in zip(trees, requests)}
+        return [
             Row(r.request, drafted[r.request] if r.request.params.penalised else r.path)
-            for r in rows
+            for r in tree_rows(trees, requests)
         ]
-        return process(logits, whole, counts)
 
-    patch.setattr(verify_module, "process", wrong)
+    patch.setattr(verify_module, "tree_rows", wrong)
 
 
 def ignore_the_end_inside_a_draft(patch: Patch) -> None:

@@ -128,13 +128,18 @@ RULE = [
         "coupled: the bonus token comes from the row before",
         COUPLED,
         coupled,
-        [("choices[child + 1]", "choices[child]")],
+        [("roots[i] + 1 + node", "roots[i] + max(0, node)")],
     ),
     Fault(
         "draws again after a miss",
         COUPLED,
         coupled,
-        [("return Verdict(kept, choice)", "return Verdict(kept, choices[node + 1])")],
+        [
+            (
+                "Verdict(path, token) for path, token in",
+                "Verdict(path, choices([0 if not path else path[-1] + 1])[0]) for path, _ in",
+            )
+        ],
     ),
 ]
 PROCESSING = [

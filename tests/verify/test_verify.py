@@ -62,8 +62,8 @@ def run(requests: list[Request], length: int, truth: list[list[int]] | None) -> 
         trees = [guess(requests[i], truth[i], random) if truth else TokenTree.empty() for i in todo]
         batch = [requests[i] for i in todo]
         logits = target(tree_rows(trees, batch))
-        for request, tree, verdict in zip(batch, trees, verify(trees, batch, logits, counts)):
-            assert verdict.choices is not None and len(verdict.choices) == 1 + len(tree)
+        verdicts = verify(trees, batch, logits, counts)
+        for request, tree, verdict in zip(batch, trees, verdicts):
             for token in [*(tree.tokens[node] for node in verdict.kept), verdict.next_token]:
                 request.append(token)
     return [request.output_ids[:length] for request in requests]
@@ -73,6 +73,38 @@ def test_coupled_text_is_plain_decodings_text() -> None:
     plain = run(make_requests(), 12, None)
     assert run(make_requests(), 12, plain) == plain
     assert len({tuple(text) for text in plain}) == len(plain)
+
+
+def test_choices_everywhere_are_those_of_the_walk_where_it_comes() -> None:
+    requests, random = make_requests(), np.random.default_rng(2)
+    truth = run(make_requests(), 8, None)
+    trees = [guess(request, text, random) for request, text in zip(requests, truth)]
+    logits = target(tree_rows(trees, requests))
+    some = verify(trees, requests, logits, Counts(V))
+    every = verify(trees, requests, logits, Counts(V), everywhere=True)
+    assert [v[:2] for v in some] == [v[:2] for v in every] and max(len(v.kept) for v in some) >= 2
+    assert all(v.choices is None for v in some)
+    for tree, verdict in zip(trees, every):
+        assert verdict.choices is not None and len(verdict.choices) == 1 + len(tree)
+        said = [verdict.choices[node + 1] for node in (-1, *verdict.kept)]
+        assert said == [*(tree.tokens[node] for node in verdict.kept), verdict.next_token]
+
+
+def test_only_rows_that_are_reached_are_looked_at() -> None:
+    """A processor of the user, for one, is called no more often than in plain decoding."""
+    truth = run(make_requests()[:1], 4, None)[0]
+    seen: list[list[int]] = []
+
+    def processor(text: list[int], logits: Tensor) -> Tensor:
+        seen.append(text)
+        return logits
+
+    options = SamplingParams(logits_processors=[processor])
+    request = Request("r0", [0, 1], options, seed=0, stop_ids=frozenset([5]))
+    other = (truth[1] + 1) % V
+    tree = TokenTree([truth[0], other, truth[1], other], [-1, 0, 0, 1], "toy")
+    [verdict] = verify([tree], [request], target(tree_rows([tree], [request])), Counts(V))
+    assert verdict.kept == [0, 2] and seen == [truth[:i] for i in range(3)]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -47,6 +47,8 @@ class Drafter:
     longest: int = 8  # nodes that the policy may ask for
     light: ClassVar[bool] = False  # has no weights and no KV: an engine may add it at any time
     divisible: ClassVar[bool] = True  # False: its tree is checked whole and alone, or not at all
+    # Whether it reads the target's choices at nodes that were not accepted (`Verdict.choices`).
+    reads_choices: ClassVar[bool] = False
 
     # Hidden states of the target that it builds on: the input of a layer, or what the head reads.
     # The target's passes write them as `project` has it, into `features`, by slot.

@@ -31,6 +31,7 @@ class LookaheadDrafter(Drafter):
     options = {"window": 3, "ngram": 4, "guesses": 6, "prompt": True}  # noqa: RUF012
     light = True
     divisible = False  # a column that is cut is a column that does not grow
+    reads_choices = True  # at the window's columns, which no text reaches
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)

@@ -51,6 +51,10 @@ class Crew:
         """Those who draft themselves."""
         return [*self.root.members, *self._extra.values()]
 
+    @property
+    def reads_choices(self) -> bool:
+        return any(drafter.reads_choices for drafter in self.members)
+
     def bind(self, kv: KVCache) -> None:
         """The slots exist now."""
         self._kv = kv

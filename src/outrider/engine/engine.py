@@ -307,7 +307,8 @@ class Engine:
         if chosen is not None:
             verdicts = verify_chosen(trees, requests, chosen, lambda: launched.logits, self.counts)
         else:
-            verdicts = verify(trees, requests, launched.logits, self.counts, method)
+            everywhere = self.drafting.crew.reads_choices
+            verdicts = verify(trees, requests, launched.logits, self.counts, method, everywhere)
         return dict(zip(complete, verdicts, strict=True))
 
     @phase("policy")

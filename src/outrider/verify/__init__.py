@@ -25,8 +25,10 @@ def verify(
     logits: Tensor,
     counts: Counts,
     method: Method = "coupled",
+    everywhere: bool = False,
 ) -> list[Verdict]:
-    """One verdict per request.
+    """One verdict per request; with the target's choices at all nodes, where a drafter wants to
+    know them `everywhere`.
 
     logits [sum of (1 + nodes), vocabulary]: for each request its root's row, then its nodes' rows
     in tree order. Raises RowError, which names the request, when its text reaches a row where no
@@ -36,25 +38,19 @@ def verify(
     rows = tree_rows(trees, requests)
     if len(rows) != len(logits):
         raise ValueError(f"{len(logits)} rows of logits for {len(rows)} roots and nodes")
-    scores = process(logits, rows, counts)
-    spans = _spans(trees)
-    if method == "coupled":
-        choices = choose(scores, rows).tolist()
-        return [
-            _coupled(tree, request, choices[a:b], rows[a:b])
-            for tree, request, (a, b) in zip(trees, requests, spans)
-        ]
-    highest, likeliest = scores.max(-1)
-    finite, choices = highest.isfinite().tolist(), likeliest.tolist()
-    draws = keyed_draws(requests, trees)
-    verdicts = [
-        _traversal(tree, rows[a:b], scores[a:b], finite[a:b], own)
-        for tree, own, (a, b) in zip(trees, draws, spans)
-    ]
-    return [
-        Verdict(verdict.kept, verdict.next_token, choices[a:b])
-        for verdict, (a, b) in zip(verdicts, spans)
-    ]
+    if method == "traversal":
+        return _traversed(trees, requests, process(logits, rows, counts), rows)
+    # On a CPU every row takes its time; a device would be waited for in every round of the walk.
+    if everywhere or logits.device.type != "cpu":
+        chosen = choose(process(logits, rows, counts), rows).tolist()
+        return _walk_chosen(trees, chosen, rows.__getitem__)
+
+    def choices(at: list[int]) -> list[int]:
+        reached = [rows[i] for i in at]
+        scores = process(_picked(logits, at), reached, counts)  # [at, vocabulary]
+        return _found(choose(scores, reached).tolist(), at, rows.__getitem__)
+
+    return walk(trees, choices)
 
 
 def pass_can_choose(request: Request, method: Method = "coupled") -> bool:
@@ -72,19 +68,49 @@ def verify_chosen(
     """The same where the pass itself has chosen tokens: `chosen` has one for each root and node,
     NO_TOKEN where there was none to choose. Requests that need more have theirs chosen here; only
     where there are such are the logits asked for."""
-    spans = _spans(trees)
     others = [i for i, request in enumerate(requests) if not pass_can_choose(request)]
-    verdicts = {}
+    adjusted: dict[int, Row] = {}
     if others:
-        rows = [row for i in others for row in range(*spans[i])]
-        some = verify(
-            [trees[i] for i in others], [requests[i] for i in others], logits()[rows], counts
-        )
-        verdicts = dict(zip(others, some, strict=True))
+        spans = _spans(trees)
+        at = [row for i in others for row in range(*spans[i])]
+        rows = tree_rows([trees[i] for i in others], [requests[i] for i in others])
+        adjusted = dict(zip(at, rows, strict=True))
+        found = choose(process(logits()[at], rows, counts), rows).tolist()
+        instead = dict(zip(at, found, strict=True))
+        chosen = [instead.get(i, token) for i, token in enumerate(chosen)]
+    return _walk_chosen(
+        trees, chosen, lambda row: adjusted.get(row) or tree_rows(trees, requests)[row]
+    )
+
+
+def _walk_chosen(
+    trees: Sequence[TokenTree], chosen: list[int], row_of: Callable[[int], Row]
+) -> list[Verdict]:
+    verdicts = walk(trees, lambda at: _found([chosen[i] for i in at], at, row_of))
+    return _with_choices(verdicts, trees, chosen)
+
+
+def _found(tokens: Sequence[int], at: list[int], row_of: Callable[[int], Row]) -> list[int]:
+    """The tokens that were chosen at rows which texts have reached: there must be one at each."""
+    found = list(tokens)
+    if NO_TOKEN in found:
+        raise row_of(at[found.index(NO_TOKEN)]).failure()
+    return found
+
+
+def _with_choices(
+    verdicts: list[Verdict], trees: Sequence[TokenTree], chosen: list[int]
+) -> list[Verdict]:
     return [
-        verdicts.get(i) or _coupled(tree, request, chosen[a:b])
-        for i, (tree, request, (a, b)) in enumerate(zip(trees, requests, spans, strict=True))
+        Verdict(verdict.kept, verdict.next_token, chosen[a:b])
+        for verdict, (a, b) in zip(verdicts, _spans(trees), strict=True)
     ]
+
+
+def _picked(logits: Tensor, rows: list[int]) -> Tensor:
+    """Some rows [rows, vocabulary]; neighbours, as those of a batch without drafts, uncopied."""
+    first, last = rows[0], rows[-1]
+    return logits[first : last + 1] if last - first == len(rows) - 1 else logits[rows]
 
 
 def _spans(trees: Sequence[TokenTree]) -> list[tuple[int, int]]:
@@ -92,17 +118,17 @@ def _spans(trees: Sequence[TokenTree]) -> list[tuple[int, int]]:
     return list(pairwise(accumulate([1 + len(tree.tokens) for tree in trees], initial=0)))
 
 
-def _coupled(
-    tree: TokenTree, request: Request, choices: list[int], rows: list[Row] | None = None
-) -> Verdict:
-    kept: list[int] = []
-    token = choices[0]
-    if tree.tokens:  # most rows of a large batch have none
-        kept, token, _ = walk(tree, choices)
-    if token == NO_TOKEN:
-        rows = rows or tree_rows([tree], [request])
-        raise rows[kept[-1] + 1 if kept else 0].failure()
-    return Verdict(kept, token, choices)
+def _traversed(
+    trees: Sequence[TokenTree], requests: Sequence[Request], scores: Tensor, rows: list[Row]
+) -> list[Verdict]:
+    """scores [rows, vocabulary]; the likeliest tokens pass for the target's choices."""
+    highest, likeliest = scores.max(-1)
+    finite = highest.isfinite().tolist()
+    verdicts = [
+        _traversal(tree, rows[a:b], scores[a:b], finite[a:b], draws)
+        for tree, draws, (a, b) in zip(trees, keyed_draws(requests, trees), _spans(trees))
+    ]
+    return _with_choices(verdicts, trees, likeliest.tolist())
 
 
 def _traversal(
