@@ -108,3 +108,13 @@ def test_a_place_that_is_drafted_for_again_has_the_same_noise() -> None:
             stream = make_streams(2)[[seed]].repeat(3, 1)
             fresh = noise(stream, groups * GROUP).unflatten(1, (groups, GROUP))
             assert torch.equal(SharedNoise(stream, groups).highest, fresh.amax(-1))
+
+
+def test_places_in_a_row_have_noise_of_their_own() -> None:
+    """Computed together, kept together: in whatever order a text comes to them."""
+    for position in (9, 8, 15, 16, 3, 9, 0):
+        stream = streams([Key(7, 2, position, Purpose.CHOICE)])
+        fresh = noise(stream, 40 * GROUP).unflatten(1, (40, GROUP))
+        shared = SharedNoise(stream, 40)
+        assert torch.equal(shared.highest, fresh.amax(-1))
+        assert torch.equal(shared.lifted % GROUP, fresh.argmax(-1))

@@ -9,6 +9,8 @@ from torch import Tensor
 from outrider.sampling.noise import GROUP, group_least, group_noise, gumbel, token_noise
 
 KEPT = 64  # places of texts
+IN_A_ROW = 8  # places whose noise is computed together: calls on arrays as short as these cost more
+# than what they compute, and a text that has come to one place will come to the next
 
 
 class SharedNoise:
@@ -43,7 +45,7 @@ class SharedNoise:
     def of_groups(self, rows: Tensor, groups: Tensor) -> Tensor:
         """Of all tokens of some groups: rows [n], groups [n, k] -> [n, k, GROUP] float32."""
         of = self._of[rows]  # [n]
-        if of.device.type != "cpu":
+        if of.device.type != "cpu" or len(of) == 1:  # none has anything in common with another
             least, place = (each[of[:, None], groups] for each in (self._least, self._place))
             return group_noise(self._stream[of], groups, least, place)
         count = self._least.shape[1]
@@ -59,11 +61,21 @@ def _of_all(stream: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     return least, place, gumbel(least)
 
 
-@lru_cache(maxsize=KEPT)
 def _at_one_place(words: tuple[int, ...], groups: int) -> tuple[Tensor, Tensor, Tensor]:
     """The same for a single stream, kept: a place of a text is drafted for until a token is
     accepted there, in one step after the other."""
-    return _of_all(torch.tensor([words]), groups)
+    *key, position, sample, purpose = words
+    at = position % IN_A_ROW
+    least, place, highest = _in_a_row((*key, position - at, sample, purpose), groups)
+    return least[at : at + 1], place[at : at + 1], highest[at : at + 1]
+
+
+@lru_cache(maxsize=KEPT // IN_A_ROW)
+def _in_a_row(first: tuple[int, ...], groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same at a place and at those that follow it."""
+    *key, position, sample, purpose = first
+    places = range(position, position + IN_A_ROW)
+    return _of_all(torch.tensor([(*key, place, sample, purpose) for place in places]), groups)
 
 
 def _told_apart(stream: Tensor) -> tuple[Tensor, Tensor]:
