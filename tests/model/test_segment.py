@@ -99,6 +99,32 @@ def test_similar_sequences_share_a_call_and_different_ones_do_not():
     assert len(group_segments(make_segments([*small, (40, 9), (300, 1)], 0))) == 3
 
 
+def test_one_tree_does_not_make_many_texts_as_long_as_itself():
+    many, few = [(30, 1)] * 12, [(30, 1)] * 3
+    drafted = [(30, 5), (30, 3)]
+    sizes = [group.rows.shape for group in group_segments(make_segments([*many, *drafted], 0))]
+    assert sizes == [(12, 1), (2, 5)]
+    assert len(group_segments(make_segments([*few, *drafted], 0))) == 1
+    assert len(group_segments(make_segments(many, 0))) == 1
+
+
+def test_attention_in_groups_is_attention_one_by_one():
+    shapes = [(7, 3), *[(20, 1)] * 15, (300, 2), (9, 12), (20, 1), (40, 4)]
+    segments = make_segments(shapes, 3)
+    rows = sum(map(len, segments))
+    torch.manual_seed(0)
+    memory = LayerKV(torch.randn(4000, 2, 16), torch.randn(4000, 2, 8))
+    query, asked = torch.randn(rows, 6, 16), (None, None, None)
+    together = Pass(torch.zeros(rows), group_segments(segments))
+    assert len(together.groups) == 4
+    alone, first = [], 0
+    for segment in segments:
+        own = Pass(torch.zeros(len(segment)), group_segments([segment]))
+        alone.append(own.attend(query[first : first + len(segment)], memory, 0.3, asked))
+        first += len(segment)
+    assert torch.allclose(together.attend(query, memory, 0.3, asked), torch.cat(alone), atol=1e-5)
+
+
 def test_padding_rows_are_not_written_back():
     (group,) = group_segments(make_segments([(2, 3), (2, 4)], 0))
     assert group.rows.numel() == 8

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -73,26 +74,39 @@ class Pass:
         times = 1 if self.invariant else query.shape[1] // memory.keys.shape[1]
         plain = not self.invariant and asked == (None, None, None)
         plain = plain and knows_causal(query, memory.values.shape[2])
-        if plain and len(self.groups) == 1 and self.groups[0].visible is None:
-            return attend_whole(query, memory, self.groups[0].slots[0], scale)
-        if len(self.groups) == 1:  # its rows are those of the pass, in that order
-            [group] = self.groups
-            each = query.index_select(0, group.rows.flatten()) if group.padded else query
-            q = each.unflatten(0, group.rows.shape)  # [sequences, queries, heads, head size]
-            mask = group.mask(window, times)
-            mixed = attend(q, memory, group.slots, mask, scale, softcap, sinks).flatten(0, 1)
-            return mixed.index_select(0, group.real) if group.padded else mixed
-        out = query.new_zeros(*query.shape[:2], memory.values.shape[2])
+        each = query if self._in_order else query.index_select(0, self._taken)
+        mixed, first = [], 0
         for group in self.groups:
+            end = first + group.rows.numel()
+            q = each[first:end]  # [sequences * queries, heads, head size]
             if plain and group.visible is None:
-                rows = slice(group.first, group.first + group.slots.shape[1])
-                out[rows] = attend_whole(query[rows], memory, group.slots[0], scale)
-                continue
-            q = query[group.rows]  # [sequences, queries, heads, head size]
-            mask = group.mask(window, times)
-            result = attend(q, memory, group.slots, mask, scale, softcap, sinks)
-            out[group.real_rows] = result.flatten(0, 1)[group.real]
-        return out
+                mixed.append(attend_whole(q, memory, group.slots[0], scale))
+            else:
+                q, mask = q.unflatten(0, group.rows.shape), group.mask(window, times)
+                result = attend(q, memory, group.slots, mask, scale, softcap, sinks)
+                mixed.append(result.flatten(0, 1))
+            first = end
+        out = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+        return out if self._in_order else out.index_select(0, self._back)
+
+    @cached_property
+    def _in_order(self) -> bool:
+        """A single group's rows are those of the pass, in that order."""
+        return len(self.groups) == 1 and not self.groups[0].padded
+
+    @cached_property
+    def _taken(self) -> Tensor:
+        """The rows of all groups, one after the other, with their padding: [padded rows]."""
+        return torch.cat([group.rows.flatten() for group in self.groups])
+
+    @cached_property
+    def _back(self) -> Tensor:
+        """Where among those each row of the pass is: [rows]."""
+        back, first = torch.empty_like(self.write_slots, dtype=torch.int64), 0
+        for group in self.groups:
+            back[group.real_rows] = first + group.real
+            first += group.rows.numel()
+        return back
 
 
 # Per thread: engines in several threads must not see each other's pass.

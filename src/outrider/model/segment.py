@@ -54,6 +54,7 @@ class Segment:
 
 FEW_ROWS = 8  # and few keys: to pad them costs less than a call for each size does, in every layer
 FEW_KEYS = 256
+WASTED = 20  # queries that padding may add to a call: more of them take longer than one more call
 WHOLE = 128  # rows from which on a text that is read from its start has a call of its own
 
 
@@ -129,7 +130,18 @@ def group_segments(segments: list[Segment]) -> list[Group]:
             bucket = (_bucket(len(segment), FEW_ROWS), _bucket(keys, FEW_KEYS))
             buckets.setdefault(bucket, []).append((first_row, segment))
         first_row += len(segment)
-    return [*groups, *(_pad_group(members) for members in buckets.values())]
+    alike = [part for members in buckets.values() for part in _apart(members)]
+    return [*groups, *(_pad_group(members) for members in alike)]
+
+
+def _apart(members: list[tuple[int, Segment]]) -> list[list[tuple[int, Segment]]]:
+    """Texts that are drafted for apart from the others, where there are many of these: a single
+    tree would make each of them as long as itself."""
+    single = [member for member in members if len(member[1]) == 1]
+    longest = max(len(segment) for _, segment in members)
+    if len(single) == len(members) or len(single) * (longest - 1) <= WASTED:
+        return [members]
+    return [single, [member for member in members if len(member[1]) > 1]]
 
 
 def _whole_text(first_row: int, segment: Segment) -> Group:
