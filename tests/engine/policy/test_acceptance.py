@@ -8,6 +8,7 @@ import pytest
 from outrider.core.tree import TokenTree
 from outrider.drafters.shapes import Shape, described
 from outrider.engine.policy.acceptance import (
+    HOPE,
     Record,
     Track,
     in_odds,
@@ -101,6 +102,18 @@ def test_levels_promise_what_their_nodes_do_however_few_of_them_are_checked() ->
     assert reached[0] == pytest.approx(3 / 4, abs=0.03)
     assert reached[1] == pytest.approx(5 / 8, abs=0.03)
     assert reached[2] == pytest.approx(9 / 16, abs=0.05)
+
+
+def test_depths_that_were_not_seen_are_hoped_for_no_more_than_at_first() -> None:
+    """Texts begin as one expects: guesses of one token say little of longer ones."""
+    track = Track()
+    for _ in range(30):
+        learn(chain([1], 0.9), [1, 9], track, Record())
+    assert track.level_chance(1) > 0.85
+    assert track.level_chance(2) == pytest.approx(HOPE)
+    for _ in range(60):
+        learn(chain([1, 2], 0.9), [1, 2, 9], track, Record())
+    assert track.level_chance(2) > 0.9
 
 
 def test_siblings_teach_each_for_itself() -> None:

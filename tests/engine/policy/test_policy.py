@@ -10,7 +10,7 @@ from outrider.engine.policy.cost import Measured
 from outrider.engine.policy.gate import SHORTEST_PAUSE, Pass
 from outrider.engine.policy.interest import RARELY, Interest
 from outrider.engine.policy.offer import Outlook, Size
-from outrider.engine.policy.policy import AMORTISED, THOUGHT_OVER, UNPROVEN, Policy
+from outrider.engine.policy.policy import AMORTISED, AT_FIRST, THOUGHT_OVER, UNPROVEN, Policy
 from outrider.engine.policy.timing import FIRST, Timing
 
 FLAT = Measured([1, 64], [10.0, 10.0], context=256)  # rows cost nothing
@@ -104,6 +104,26 @@ def test_a_small_gain_is_taken_for_one_text_and_not_for_many() -> None:
         for _ in range(UNPROVEN):
             policy.learn(ask(), "d", TokenTree.chain([5], "d"), [5])
         assert (policy.ask(*question) is not None) is taken
+
+
+def test_one_that_nobody_knows_drafts_for_a_few_texts_at_first() -> None:
+    """It would have to read all of them, and that is lost where its drafts do not pay."""
+    texts = 3 * AT_FIRST
+    policy = make(FLAT)
+    base = Pass(texts, texts, texts, 0)
+    outlooks = [Outlook([0.9], 0.0, 1) for _ in range(texts)]
+
+    def chosen(calls: int) -> int:
+        policy.timings["d"] = Timing(None, {1: 0.0}, calls)
+        price = policy.price("d", [0] * texts, base, follows=False)
+        offer = policy.ask("d", outlooks, [Size(1, 1)], base, 1 / 10.0, price)
+        return len(offer.chosen) if offer else 0
+
+    assert chosen(FIRST) == AT_FIRST
+    for _ in range(UNPROVEN):
+        policy.learn(ask(), "d", TokenTree.chain([5], "d"), [5])
+    assert chosen(FIRST) == texts
+    assert chosen(0) == AT_FIRST  # what it takes is not known, either
 
 
 def test_what_reading_takes_is_measured() -> None:

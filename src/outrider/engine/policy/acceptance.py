@@ -141,10 +141,13 @@ class Track:
 
 
 def _each_depth(rates: list[Rate]) -> list[float]:
-    """Each depth starts from what the one above it has shown."""
+    """Each depth starts from what the one above it has shown; but while little is seen of itself,
+    from no more than is hoped for at first: what held above may have been how texts begin, which
+    is easily guessed, and a batch of texts would all be drafted for as deep at once."""
     chances, chance = [], HOPE
     for rate in rates:
-        chance = rate.mean(chance)
+        seen = rate.count / (rate.count + PRIOR)
+        chance = rate.mean(min(chance, HOPE + seen * (1 - HOPE)))
         chances.append(min(chance, HIGHEST))
     return chances
 

@@ -22,6 +22,7 @@ HOPED_GAIN = 0.5  # tokens per step that a lookup is thought to bring before it 
 GAIN_KEEP = 0.98  # of the mean over all requests, which newcomers inherit
 AMORTISED = 32  # steps over which a drafter's reading of a text must pay
 UNPROVEN = 24  # drafts of which the first guess was judged: from then on a drafter is known
+AT_FIRST = 8  # texts that it drafts for at once until then: it must read them first, maybe in vain
 THOUGHT_OVER = 8  # passes with drafts on the device, before another shape of them is considered
 
 
@@ -211,9 +212,11 @@ class Policy:
     def pays(self, drafter: str, offer: Offer | None, base: Pass, speed: float) -> bool:
         """Whether an offer promises enough beyond `speed`. While a drafter has shown too little to
         be judged, anything is enough: how else could it show more?"""
-        known = self.tracks[drafter].levels[0].count >= UNPROVEN
-        beyond = margin(base.writers) if known else 0.0
+        beyond = margin(base.writers) if self._known(drafter) else 0.0
         return offer is not None and offer.speed > (1 + beyond) * speed
+
+    def _known(self, drafter: str) -> bool:
+        return self.tracks[drafter].levels[0].count >= UNPROVEN
 
     def ask(
         self,
@@ -228,12 +231,16 @@ class Policy:
         """Whether to have a drafter that costs time draft for some of the requests. `speed` is what
         the pass promises without it. `late`: whether the next pass should wait for it."""
         offer = best_offer(outlooks, sizes, base, self.cost, price)
-        if self.pays(drafter, offer, base, speed):
+        if offer is None:
+            return None
+        young = self.timings[drafter].young
+        pays = self.pays(drafter, offer, base, speed)
+        if pays:
             self._pauses[drafter].end()
+        if pays and self._known(drafter) and not young:
             return offer
-        if offer is not None and self.timings[drafter].young:
-            return offer
-        passed = self.doubts[drafter].passed
-        if offer is not None and self._pauses[drafter].tick(late, 1 + passed):
+        if pays or young:
+            return offer._replace(chosen=offer.chosen[:AT_FIRST])
+        if self._pauses[drafter].tick(late, 1 + self.doubts[drafter].passed):
             return offer._replace(chosen=offer.chosen[:1])
         return None
