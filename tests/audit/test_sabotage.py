@@ -40,8 +40,12 @@ def accept_by_the_wrong_row(patch: Patch) -> None:
     real = verify.walk
 
     def wrong(trees: list[TokenTree], choices: Any) -> list[Verdict]:
-        rows = sum(1 + len(tree) for tree in trees)
-        return real(trees, lambda at: choices([(row + 1) % rows for row in at]))
+        neighbour = {
+            row: row + 1 if row + 1 < end else start
+            for start, end in verify._spans(trees)
+            for row in range(start, end)
+        }
+        return real(trees, lambda at: choices([neighbour[row] for row in at]))
 
     patch.setattr(verify, "walk", wrong)
 

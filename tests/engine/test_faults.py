@@ -29,6 +29,7 @@ from outrider.core.outputs import RequestOutput
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.core.verdict import Verdict
 from outrider.drafters import candidates as draft_module
 from outrider.engine.llm import LLM
 from outrider.engine.sequence import Sequence
@@ -179,11 +180,12 @@ def place_nodes_by_index(patch: Patch) -> None:
 
 def read_the_row_before(patch: Patch) -> None:
     walk = verify_module.walk
-    patch.setattr(
-        verify_module,
-        "walk",
-        lambda trees, choices: walk(trees, lambda at: choices([max(0, row - 1) for row in at])),
-    )
+
+    def wrong(trees: list[TokenTree], choices: Any) -> list[Verdict]:
+        roots = {start for start, _ in verify_module._spans(trees)}
+        return walk(trees, lambda at: choices([row if row in roots else row - 1 for row in at]))
+
+    patch.setattr(verify_module, "walk", wrong)
 
 
 def key_noise_by_batch_index(patch: Patch) -> None:
@@ -208,16 +210,22 @@ def key_noise_by_batch_index(patch: Patch) -> None:
 
 
 def penalise_the_whole_tree(patch: Patch) -> None:
-    tree_rows = verify_module.tree_rows
+    tree_rows, process = verify_module.tree_rows, verify_module.process
+    drafted: dict[Request, list[int]] = {}
 
-    def wrong(trees: list[TokenTree], requests: list[Request]) -> list[Row]:
-        drafted = {request: tree.tokens for tree, request in zip(trees, requests)}
-        return [
+    def noted(trees: list[TokenTree], requests: list[Request]) -> list[Row]:
+        drafted.update({request: tree.tokens for tree, request in zip(trees, requests)})
+        return tree_rows(trees, requests)
+
+    def wrong(logits: torch.Tensor, rows: list[Row], counts: Any) -> torch.Tensor:
+        whole = [
             Row(r.request, drafted[r.request] if r.request.params.penalised else r.path)
-            for r in tree_rows(trees, requests)
+            for r in rows
         ]
+        return process(logits, whole, counts)
 
-    patch.setattr(verify_module, "tree_rows", wrong)
+    patch.setattr(verify_module, "tree_rows", noted)
+    patch.setattr(verify_module, "process", wrong)
 
 
 def ignore_the_end_inside_a_draft(patch: Patch) -> None:

@@ -73,17 +73,19 @@ def test_a_text_depends_on_its_number_alone(llm: LLM) -> None:
 
 
 def test_texts_are_free_talk_second_answers_and_tasks(llm: LLM) -> None:
-    found = dict(Writer(llm, 600, 1.0, seed=0).self_written(range(24)))
+    writer = Writer(llm, 600, 1.0, seed=0)
+    found = dict(writer.self_written(range(24)))
     prompts = {i: llm.tokenizer.decode(t.tokens[: t.prompt]) for i, t in found.items()}
     assert {KINDS[i % len(KINDS)] for i in found} == set(KINDS)
     for i, prompt in prompts.items():
-        follow_up = tasks.FOLLOW_UPS[i // len(KINDS) % len(tasks.FOLLOW_UPS)]
+        follow_up = writer._next_question(i)
         kind = KINDS[i % len(KINDS)]
         assert (follow_up in prompt) == (kind == "followed up")
         if kind == "task":
-            before, _, after = tasks.task_of(i).give.partition("{material}")
+            task = writer._task(i)
+            before, _, after = task.give.partition("{material}")
             assert before in prompt and after.strip() in prompt
-            assert tasks.task_of(i).ask not in prompt  # only what came of it
+            assert task.ask not in prompt  # only what came of it
     assert all(len(text.tokens) <= 600 for text in found.values())
 
 
@@ -103,8 +105,8 @@ def test_no_prompt_is_asked_twice(
     monkeypatch.setattr(writing, "AT_LEAST", 2)
     file = tmp_path / "prompts.jsonl"
     words = [LONG, LONG, SHORT + " 2", LONG, LONG, LONG, *(f"{SHORT} {i}" for i in range(6, 12))]
-    seed = asked(tmp_path).seed
-    in_file = words[-seed:] + words[:-seed]  # the seed says which is the first
+    first = Writer(same_llm, 60, 1.0, asked(tmp_path).seed).first % len(words)
+    in_file = words[-first:] + words[:-first]  # the seed says which is asked first
     file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in in_file))
     seen: list[str] = []
     real = Writer._ids
@@ -128,14 +130,17 @@ def test_another_seed_asks_for_other_things(same_llm: LLM, tmp_path: Path) -> No
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"{SHORT} {i}"}) + "\n" for i in range(12)))
 
-    def prompts(seed: int) -> set[str]:
+    def texts(seed: int) -> list[Text]:
         given = asked(
-            tmp_path / str(seed), data=(str(file), "self"), texts=6, longest=500, seed=seed
+            tmp_path / str(seed), data=(str(file), "self"), texts=8, longest=500, seed=seed
         )
         given.out.mkdir()
-        return {same_llm.tokenizer.decode(t.tokens[: t.prompt]) for t in written(given).texts}
+        return written(given).texts
 
-    assert not prompts(0) & prompts(5)
+    found = [texts(seed) for seed in (0, 1, 12)]  # neighbours, and as many apart as prompts
+    assert len({tuple(text.tokens) for run in found for text in run}) == 24
+    firsts = {Writer(same_llm, 60, 1.0, seed).first % 12 for seed in range(24)}
+    assert len(firsts) > 6
 
 
 def test_more_of_its_own_texts_are_others(same_llm: LLM, tmp_path: Path) -> None:
@@ -167,16 +172,17 @@ def test_a_target_without_chat_template_goes_on_with_plain_text(
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"text": SHORT}) + "\n" + json.dumps({"turns": [SHORT + "!"]}))
     (tmp_path / "other").mkdir()
-    answered = written(asked(tmp_path / "other", data=(str(file),), texts=2, seed=0))
+    answered = written(asked(tmp_path / "other", data=(str(file),), texts=2))
     starts = [text.tokens[: text.prompt] for text in answered.texts]
-    assert starts == [same_llm.tokenizer(w)["input_ids"] for w in (SHORT, SHORT + "!")]
+    prompts = [same_llm.tokenizer(w)["input_ids"] for w in (SHORT, SHORT + "!")]
+    assert sorted(starts) == sorted(prompts)
 
 
 def test_what_cannot_be_asked_is_said(
     same_llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="longest"):
-        written(asked(tmp_path, longest=8))
+        written(asked(tmp_path, longest=4))
     file = tmp_path / "prompts.jsonl"
     file.write_text((json.dumps({"prompt": LONG}) + "\n") * 20)
     with pytest.raises(ConfigError, match="longest"):

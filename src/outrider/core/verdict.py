@@ -10,8 +10,8 @@ class Verdict(NamedTuple):
 
     kept: list[int]  # node indices of the accepted path, root's child first
     next_token: int
-    # The target's token at the root and at every node, where all were looked at; under traversal
-    # its likeliest one.
+    # The target's token at the root and at every node, under traversal its likeliest one; None
+    # where only those that the text reached were looked at.
     choices: list[int] | None = None
 
 

@@ -69,7 +69,6 @@ class Group:
     visible: Tensor | None  # [sequences, queries, keys] bool; None: all that lies before
     query_positions: Tensor  # [sequences, queries]
     key_positions: Tensor  # [sequences, keys]
-    first: int = 0  # the packed row that such a single text begins with
 
     def __post_init__(self) -> None:
         self._masks: dict[tuple[int | None, int], Tensor] = {}
@@ -135,8 +134,8 @@ def group_segments(segments: list[Segment]) -> list[Group]:
 
 
 def _apart(members: list[tuple[int, Segment]]) -> list[list[tuple[int, Segment]]]:
-    """Texts that are drafted for apart from the others, where there are many of these: a single
-    tree would make each of them as long as itself."""
+    """Texts of one row apart from longer ones, where they are many: a single tree would make each
+    of them as long as itself."""
     single = [member for member in members if len(member[1]) == 1]
     longest = max(len(segment) for _, segment in members)
     if len(single) == len(members) or len(single) * (longest - 1) <= WASTED:
@@ -148,7 +147,7 @@ def _whole_text(first_row: int, segment: Segment) -> Group:
     places = torch.arange(len(segment))
     slots = torch.from_numpy(np.array(segment.slots, dtype=np.int64))[None]
     positions = places[None]
-    return Group(first_row + positions, places, slots, None, positions, positions, first_row)
+    return Group(first_row + positions, places, slots, None, positions, positions)
 
 
 def _pad_group(members: list[tuple[int, Segment]]) -> Group:

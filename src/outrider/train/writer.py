@@ -1,5 +1,6 @@
 """The target makes up prompts and answers them."""
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,13 +21,15 @@ Tell = Callable[[float], None]  # so much of a text more is done
 
 
 class Writer:
-    """Text number i is asked for and drawn with the seed plus i, whichever process writes it, and
-    whenever: runs with other seeds write other texts, not the same once more."""
+    """Text number i depends on the seed and on i alone, whichever process writes it, and whenever.
+    Runs with other seeds write other texts: prompts, tasks and noise are counted from a place that
+    the seed decides, and two such places lie far apart."""
 
     def __init__(
         self, llm: LLM, longest: int, temperature: float, seed: int, tell: Tell = lambda part: None
     ) -> None:
-        self.llm, self.longest, self.temperature, self.seed = llm, longest, temperature, seed
+        self.llm, self.longest, self.temperature = llm, longest, temperature
+        self.first = random.Random(seed).getrandbits(48)
         self._tell = tell
 
     def self_written(self, numbers: Sequence[int]) -> list[Numbered]:
@@ -64,7 +67,7 @@ class Writer:
             self._ids(self._task(i).ask) if kind == "task" else start for i, kind in kinds.items()
         ]
         params = [
-            replace(task if kind == "task" else free, seed=self.seed + i)
+            replace(task if kind == "task" else free, seed=self.first + i)
             for i, kind in kinds.items()
         ]
         results = self.llm.generate(starts, params, use_tqdm=lambda: self._tell(ASKING))
@@ -77,8 +80,11 @@ class Writer:
                 )
         return words
 
+    def _next_question(self, number: int) -> str:
+        return FOLLOW_UPS[(self.first + number // len(KINDS)) % len(FOLLOW_UPS)]
+
     def _task(self, number: int) -> Task:
-        return task_of(self.seed + number)
+        return task_of(self.first + number)
 
     def _follow_up(self, number: int, asked: str, text: Text) -> list[int]:
         """The prompt of a talk's second answer: the first, and both questions."""
@@ -86,7 +92,7 @@ class Writer:
         talk = [
             {"role": "user", "content": asked},
             {"role": "assistant", "content": answer},
-            {"role": "user", "content": FOLLOW_UPS[number // len(KINDS) % len(FOLLOW_UPS)]},
+            {"role": "user", "content": self._next_question(number)},
         ]
         return self.llm.chat_prompt(talk)
 
@@ -97,7 +103,7 @@ class Writer:
         fitting = [(i, ids) for i, ids in prompts if 0 < len(ids) <= prompt]
         params = [
             SamplingParams(
-                temperature=self.temperature, max_tokens=longest - len(ids), seed=self.seed + i
+                temperature=self.temperature, max_tokens=longest - len(ids), seed=self.first + i
             )
             for i, ids in fitting
         ]

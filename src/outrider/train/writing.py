@@ -87,7 +87,7 @@ def _part(writer: Writer, sources: Sources, numbers: Sequence[int]) -> list[Numb
         if prompts is None:
             part = writer.self_written(mine)
         else:  # from a place on that the seed decides; after the last comes the first once more
-            part = writer.answered([(i, prompts[(writer.seed + i) % len(prompts)]) for i in mine])
+            part = writer.answered([(i, prompts[(writer.first + i) % len(prompts)]) for i in mine])
         found += [(i * len(sources) + first, text) for i, text in part]
     return found
 

@@ -29,7 +29,7 @@ def walk(trees: Sequence[TokenTree], choices: Choices) -> list[Verdict]:
     while reached:
         tokens = choices([roots[i] + 1 + node for i, node in reached])
         onward = []
-        for (i, node), token in zip(reached, tokens):
+        for (i, node), token in zip(reached, tokens, strict=True):
             said[i] = token
             child = _child(trees[i], node, token)
             if child is not None:

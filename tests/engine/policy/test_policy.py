@@ -126,6 +126,19 @@ def test_one_that_nobody_knows_drafts_for_a_few_texts_at_first() -> None:
     assert chosen(0) == AT_FIRST  # what it takes is not known, either
 
 
+def test_the_few_are_those_that_it_has_read() -> None:
+    """Others may seem more promising, after a miss; to read them all is what must not be."""
+    texts = 2 * AT_FIRST
+    policy = make(FLAT)
+    policy.timings["d"] = Timing(None, {1: 0.0}, 0, 0.001)
+    base = Pass(texts, texts, texts, 0)
+    outlooks = [Outlook([0.9 + 0.001 * i], 0.0, 1) for i in range(texts)]
+    backlogs = [0] * AT_FIRST + [100] * AT_FIRST
+    price = policy.price("d", backlogs, base, follows=False)
+    offer = policy.ask("d", outlooks, [Size(1, 1)], base, 1 / 10.0, price)
+    assert offer is not None and sorted(offer.chosen) == list(range(AT_FIRST))
+
+
 def test_what_reading_takes_is_measured() -> None:
     """By what a row takes in a draft, eight texts of some hundred tokens could never begin."""
     policy = make()
