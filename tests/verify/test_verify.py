@@ -14,7 +14,7 @@ from outrider.sampling.choose import NO_TOKEN
 from outrider.sampling.counts import Counts
 from outrider.sampling.noise import Key
 from outrider.sampling.rows import ProcessorError, Row, RowError, tree_rows
-from outrider.verify import verify
+from outrider.verify import pass_can_choose, verify, verify_chosen
 from tests.verify.loops import LONG, decode
 
 V = 70
@@ -188,6 +188,40 @@ def test_logits_that_are_not_numbers_fail_their_request(method: Any, temperature
     with pytest.raises(RowError, match="request b: no token can be chosen") as caught:
         verify([TokenTree.empty()] * 2, requests, logits, Counts(V), method)
     assert caught.value.request is requests[1]
+
+
+def test_what_the_pass_has_chosen_counts_for_those_who_need_no_more() -> None:
+    """The others have theirs chosen from the logits, whatever the pass said of them."""
+    requests, random = make_requests(), np.random.default_rng(4)
+    truth = run(make_requests(), 8, None)
+    trees = [guess(request, text, random) for request, text in zip(requests, truth)]
+    logits = target(tree_rows(trees, requests))
+    expected = verify(trees, requests, logits, Counts(V), everywhere=True)
+    assert {pass_can_choose(request) for request in requests} == {True, False}
+    chosen = [
+        token if pass_can_choose(request) else NO_TOKEN
+        for request, verdict in zip(requests, expected)
+        for token in verdict.choices or ()
+    ]
+    assert verify_chosen(trees, requests, chosen, lambda: logits, Counts(V)) == expected
+    plain = [i for i, request in enumerate(requests) if pass_can_choose(request)][1]
+    root = sum(1 + len(tree) for tree in trees[:plain])
+    chosen[root] = NO_TOKEN
+    with pytest.raises(RowError, match="no token can be chosen") as caught:
+        verify_chosen(trees, requests, chosen, lambda: logits, Counts(V))
+    assert caught.value.request is requests[plain]
+
+
+def test_an_error_of_a_request_that_needs_more_than_the_pass_is_its_own() -> None:
+    def broken(tokens: list[int], logits: Tensor) -> Tensor:
+        return logits[:3]
+
+    good = Request("good", [1], SamplingParams(), seed=0)
+    bad = Request("bad", [1], SamplingParams(logits_processors=[broken]), seed=0)
+    trees = [TokenTree.empty(), TokenTree([3], [-1], "toy")]
+    logits = target(tree_rows(trees, [good, bad]))
+    with pytest.raises(ProcessorError, match="request bad: logits processor 'broken'"):
+        verify_chosen(trees, [good, bad], [1, 2, 3], lambda: logits, Counts(V))
 
 
 def test_long_chains_and_wrong_shapes() -> None:
