@@ -100,16 +100,21 @@ def test_similar_sequences_share_a_call_and_different_ones_do_not():
 
 
 def test_one_tree_does_not_make_many_texts_as_long_as_itself():
-    many, few = [(30, 1)] * 12, [(30, 1)] * 3
-    drafted = [(30, 5), (30, 3)]
-    sizes = [group.rows.shape for group in group_segments(make_segments([*many, *drafted], 0))]
-    assert sizes == [(12, 1), (2, 5)]
-    assert len(group_segments(make_segments([*few, *drafted], 0))) == 1
-    assert len(group_segments(make_segments(many, 0))) == 1
+    def sizes(shapes):
+        return [tuple(group.rows.shape) for group in group_segments(make_segments(shapes, 0))]
+
+    many, few, drafted = [(120, 1)] * 12, [(120, 1)] * 3, [(120, 5), (120, 3)]
+    assert sizes([*many, *drafted]) == [(12, 1), (2, 5)]
+    assert sizes([*few, *drafted]) == [(5, 5)]
+    assert sizes([(20, n) for _, n in [*many, *drafted]]) == [(14, 5)]  # few keys
+    assert sizes(many) == [(12, 1)]
+    trees = [(240, 2)] * 4 + [(240, 8), (240, 1)]
+    assert sizes(trees) == [(5, 2), (1, 8)]
+    assert sizes([(190, n) for n in (1, 1, 1, 1, 2, 4, 4, 4, 8)]) == [(8, 4), (1, 8)]
 
 
 def test_attention_in_groups_is_attention_one_by_one():
-    shapes = [(7, 3), *[(20, 1)] * 15, (300, 2), (9, 12), (20, 1), (40, 4)]
+    shapes = [(7, 3), *[(95, 1)] * 15, (300, 2), (9, 12), (95, 1), (40, 6)]
     segments = make_segments(shapes, 3)
     rows = sum(map(len, segments))
     torch.manual_seed(0)

@@ -54,7 +54,7 @@ class Segment:
 
 FEW_ROWS = 8  # and few keys: to pad them costs less than a call for each size does, in every layer
 FEW_KEYS = 256
-WASTED = 20  # queries that padding may add to a call: more of them take longer than one more call
+WASTED = 5000  # pairs of query and key that padding may add: more take longer than one more call
 WHOLE = 128  # rows from which on a text that is read from its start has a call of its own
 
 
@@ -134,13 +134,20 @@ def group_segments(segments: list[Segment]) -> list[Group]:
 
 
 def _apart(members: list[tuple[int, Segment]]) -> list[list[tuple[int, Segment]]]:
-    """Texts of one row apart from longer ones, where they are many: a single tree would make each
-    of them as long as itself."""
-    single = [member for member in members if len(member[1]) == 1]
-    longest = max(len(segment) for _, segment in members)
-    if len(single) == len(members) or len(single) * (longest - 1) <= WASTED:
+    """In as many calls as save more padding than they cost: in one, a single large tree would make
+    all texts beside it as long as itself."""
+    lengths = [len(segment) for _, segment in members]
+    if min(lengths) == max(lengths):
         return [members]
-    return [single, [member for member in members if len(member[1]) > 1]]
+    keys = max(len(segment.context) + len(segment) for _, segment in members)
+    members = sorted(members, key=lambda member: len(member[1]))
+    lengths.sort()
+    # By the number of texts in the first call, if these are as long as the last of them.
+    saved = [count * (lengths[-1] - lengths[count - 1]) * keys for count in range(1, len(members))]
+    if max(saved) <= WASTED:
+        return [members]
+    count = 1 + saved.index(max(saved))
+    return [*_apart(members[:count]), *_apart(members[count:])]
 
 
 def _whole_text(first_row: int, segment: Segment) -> Group:
