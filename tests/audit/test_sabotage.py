@@ -10,7 +10,6 @@ from tests.engine.helpers import Models, registered
 
 import outrider.drafters.candidates as candidates
 import outrider.verify as verify
-import outrider.verify.coupled as coupled
 import outrider.verify.traversal as traversal
 from outrider.audit.run import audit_engine
 from outrider.cli import main
@@ -30,10 +29,10 @@ Patch = pytest.MonkeyPatch
 
 
 def accept_every_draft(patch: Patch) -> None:
-    def first(tree: TokenTree, node: int, token: int) -> int | None:
-        return next(iter(tree.children.get(node, [])), None)
+    def first(self: TokenTree, node: int, token: int) -> int | None:
+        return next(iter(self.children.get(node, [])), None)
 
-    patch.setattr(coupled, "_child", first)
+    patch.setattr(TokenTree, "child", first)
 
 
 def accept_by_the_wrong_row(patch: Patch) -> None:
@@ -42,7 +41,7 @@ def accept_by_the_wrong_row(patch: Patch) -> None:
     def wrong(trees: list[TokenTree], choices: Any) -> list[Verdict]:
         neighbour = {
             row: row + 1 if row + 1 < end else start
-            for start, end in verify._spans(trees)
+            for start, end in verify.spans(trees)
             for row in range(start, end)
         }
         return real(trees, lambda at: choices([neighbour[row] for row in at]))

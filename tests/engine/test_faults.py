@@ -182,7 +182,7 @@ def read_the_row_before(patch: Patch) -> None:
     walk = verify_module.walk
 
     def wrong(trees: list[TokenTree], choices: Any) -> list[Verdict]:
-        roots = {start for start, _ in verify_module._spans(trees)}
+        roots = {start for start, _ in verify_module.spans(trees)}
         return walk(trees, lambda at: choices([row if row in roots else row - 1 for row in at]))
 
     patch.setattr(verify_module, "walk", wrong)

@@ -128,7 +128,7 @@ RULE = [
         "coupled: the bonus token comes from the row before",
         COUPLED,
         coupled,
-        [("roots[i] + 1 + node", "roots[i] + max(0, node)")],
+        [("roots[i] + 1 + kept", "roots[i] + kept")],
     ),
     Fault(
         "draws again after a miss",

@@ -71,12 +71,16 @@ class TokenTree:
     def path_tokens(self, node: int) -> list[int]:
         return [self.tokens[i] for i in self.path(node)]
 
+    def child(self, node: int, token: int) -> int | None:
+        """The child of a node that says this; the first, where several do."""
+        return next((c for c in self.children.get(node, ()) if self.tokens[c] == token), None)
+
     def follow(self, text: list[int]) -> list[int]:
         """The nodes that the start of `text` runs through, root's child first."""
-        nodes, node = [], ROOT
+        nodes: list[int] = []
         for token in text:
-            node = next((c for c in self.children.get(node, ()) if self.tokens[c] == token), ROOT)
-            if node == ROOT:
+            node = self.child(nodes[-1] if nodes else ROOT, token)
+            if node is None:
                 break
             nodes.append(node)
         return nodes

@@ -1,7 +1,6 @@
 """Trees and the target's logits -> verdicts. Knows no model."""
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 from typing import Literal
 
 from torch import Tensor
@@ -13,7 +12,7 @@ from outrider.sampling.choose import NO_TOKEN, choose, distribution
 from outrider.sampling.counts import Counts
 from outrider.sampling.process import process, unadjusted
 from outrider.sampling.rows import Row, tree_rows
-from outrider.verify.coupled import walk
+from outrider.verify.coupled import spans, walk
 from outrider.verify.traversal import KeyedDraws, keyed_draws, traverse
 
 Method = Literal["coupled", "traversal"]
@@ -71,8 +70,8 @@ def verify_chosen(
     others = [i for i, request in enumerate(requests) if not pass_can_choose(request)]
     adjusted: dict[int, Row] = {}
     if others:
-        spans = _spans(trees)
-        at = [row for i in others for row in range(*spans[i])]
+        where = spans(trees)
+        at = [row for i in others for row in range(*where[i])]
         rows = tree_rows([trees[i] for i in others], [requests[i] for i in others])
         adjusted = dict(zip(at, rows, strict=True))
         found = choose(process(logits()[at], rows, counts), rows).tolist()
@@ -103,7 +102,7 @@ def _with_choices(
 ) -> list[Verdict]:
     return [
         Verdict(verdict.kept, verdict.next_token, chosen[a:b])
-        for verdict, (a, b) in zip(verdicts, _spans(trees), strict=True)
+        for verdict, (a, b) in zip(verdicts, spans(trees), strict=True)
     ]
 
 
@@ -111,11 +110,6 @@ def _picked(logits: Tensor, rows: list[int]) -> Tensor:
     """Some rows [rows, vocabulary]; neighbours, as those of a batch without drafts, uncopied."""
     first, last = rows[0], rows[-1]
     return logits[first : last + 1] if last - first == len(rows) - 1 else logits[rows]
-
-
-def _spans(trees: Sequence[TokenTree]) -> list[tuple[int, int]]:
-    """Where each request's rows lie."""
-    return list(pairwise(accumulate([1 + len(tree.tokens) for tree in trees], initial=0)))
 
 
 def _traversed(
@@ -126,7 +120,7 @@ def _traversed(
     finite = highest.isfinite().tolist()
     verdicts = [
         _traversal(tree, rows[a:b], scores[a:b], finite[a:b], draws)
-        for tree, draws, (a, b) in zip(trees, keyed_draws(requests, trees), _spans(trees))
+        for tree, draws, (a, b) in zip(trees, keyed_draws(requests, trees), spans(trees))
     ]
     return _with_choices(verdicts, trees, likeliest.tolist())
 
