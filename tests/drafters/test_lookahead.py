@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from itertools import count, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.engine.helpers import (
     run_alone,
     same_results,
 )
+from tests.tiny import make_tiny
 from torch import Tensor
 
 from outrider.core.errors import ConfigError
@@ -25,6 +27,8 @@ from outrider.core.verdict import Verdict
 from outrider.drafters.base import DraftConfig
 from outrider.drafters.jacobi import NgramPool, Window
 from outrider.drafters.lookahead import LookaheadDrafter
+from outrider.engine.drafting import Drafting
+from outrider.engine.llm import LLM
 from outrider.sampling.choose import NO_TOKEN
 from outrider.verify.coupled import walk
 
@@ -325,3 +329,22 @@ def test_a_repeating_text_takes_fewer_passes(
 def test_options_that_make_no_sense_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_drafter(**options)
+
+
+@pytest.mark.parametrize(("method", "reads"), [("lookahead", True), ("ngram", False)])
+def test_an_engine_tells_it_what_the_target_chose_beside_the_text(
+    method: str, reads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its window would never grow without; for others nobody looks there."""
+    said: list[bool] = []
+    real = Drafting.review
+
+    def review(self: Drafting, batch: Any, trees: Any, verdicts: list[Verdict]) -> None:
+        said.extend(verdict.choices is not None for verdict in verdicts)
+        real(self, batch, trees, verdicts)
+
+    monkeypatch.setattr(Drafting, "review", review)
+    config = {"method": method, "num_speculative_tokens": 6}
+    llm = LLM(str(make_tiny("llama", tmp_path)), config, device="cpu", dtype="float32")
+    llm.generate([[5, 6, 7, 5, 6, 7]], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+    assert set(said) == {reads}

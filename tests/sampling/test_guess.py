@@ -118,3 +118,5 @@ def test_places_in_a_row_have_noise_of_their_own() -> None:
         shared = SharedNoise(stream, 40)
         assert torch.equal(shared.highest, fresh.amax(-1))
         assert torch.equal(shared.lifted % GROUP, fresh.argmax(-1))
+        some = torch.tensor([[0, 77, 40 * GROUP - 1]])
+        assert torch.equal(shared.of_tokens(some)[0], fresh.flatten(1).gather(1, some))
