@@ -1,7 +1,9 @@
 """Confidence-driven trees are the best there are: held against an exhaustive search."""
 
+import math
 import random
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.candidates import Found
-from outrider.drafters.growth import Draft, Grown, Planned, Prices
+from outrider.drafters.growth import ENABLING, Draft, Grown, Planned, Prices, going_on
+from outrider.drafters.level_times import LevelTimes
 from outrider.drafters.shapes import described
 from outrider.sampling.noise import Key, Purpose, noise, streams
 
@@ -154,30 +157,52 @@ def chances_of(draft: Draft) -> dict[int, float]:
     return found
 
 
+def timed(*seconds: float) -> LevelTimes:
+    """Of levels for 1, 2, 4, … drafts."""
+    times = LevelTimes()
+    for bits, each in enumerate(seconds):
+        times.learn(each, 1 << bits)
+    return times
+
+
+def grow_together(drafts: list[Draft], toys: list[Toy], times: LevelTimes) -> list[int]:
+    """How many of them each level was for."""
+    toy_of = dict(zip(drafts, toys, strict=True))
+    active, counts = drafts, []
+    while active:
+        counts.append(len(active))
+        for draft in active:
+            for node in list(draft.frontier):
+                found = toy_of[draft].best(tuple(draft.path_tokens(node)), draft.wanted(node))
+                draft.add(node, found)
+            draft.advance()
+        active = going_on([draft for draft in active if draft.frontier], times)
+    return counts
+
+
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
-    st.integers(0, 10**6), st.floats(0.0, 0.3), st.floats(0.0, 0.05), st.sampled_from([0.6, 1.0])
+    st.integers(0, 10**6), st.floats(0.0, 2.0), st.floats(0.0, 0.05), st.sampled_from([0.6, 1.0])
 )
-def test_a_tree_ends_before_the_level_that_is_not_worth_its_price(
-    seed: int, level: float, row: float, holds: float
+def test_a_level_is_worth_the_seconds_that_its_tokens_would_take(
+    seed: int, second: float, row: float, holds: float
 ) -> None:
     toy = Toy(seed, 6)
-    draft = Grown(REQUEST, 12, 6, Prices(level, row, holds))
-    depth = 0
+    draft = Grown(REQUEST, 12, 6, Prices(second, row, holds))
     while draft.frontier:
         for node in list(draft.frontier):
             draft.add(node, toy.best(tuple(draft.path_tokens(node)), draft.wanted(node)))
         draft.advance()
-        depth += 1
         chance = chances_of(draft)
         tree = draft.tree("toy")
         written = 1 + sum(probability(toy, path) for path in paths_of(tree))
         promised = holds * sum(chance[node] for node in draft.frontier)
+        assert all(chance[node] >= row * written for node in draft.frontier)
         if draft.frontier:
-            assert promised >= level * written
-            assert all(chance[node] >= row * written for node in draft.frontier)
+            paid = len(draft.frontier) * max(0.01, row * written)
+            worth = (promised - paid) / (second * written) if second else math.inf
+            assert draft.next_level == pytest.approx(worth)
     assert all(probability(toy, path) >= row for path in paths_of(draft.tree("toy")))
-    assert depth <= 6
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -186,15 +211,84 @@ def test_dearer_levels_and_rows_make_smaller_trees(seed: int) -> None:
     nothing."""
     toy = Toy(seed, 6, steep=(4,))
 
-    def grown(level: float, row: float) -> TokenTree:
-        return grow(Grown(REQUEST, 12, 6, Prices(level, row)), toy)[0]
+    def grown(second: float, row: float) -> TokenTree:
+        draft = Grown(REQUEST, 12, 6, Prices(second, row))
+        grow_together([draft], [toy], timed(1.0))
+        return draft.tree("toy")
 
     free = grow(Grown(REQUEST, 12, 6), toy)[0]
     assert paths_of(grown(0.0, 0.0)) == paths_of(free)
-    depths = [max(grown(level, 0.0).depths) for level in (0.0, 0.1, 0.3, 2.0)]
+    depths = [max(grown(second, 0.0).depths) for second in (0.0, 0.1, 0.3, 2.0)]
     assert depths == sorted(depths, reverse=True) and depths[-1] == 1
     sizes = [len(grown(0.0, row)) for row in (0.0, 0.02, 0.1, 0.3)]
     assert sizes == sorted(sizes, reverse=True)
+
+
+class Promising(Draft):
+    def __init__(self, seconds: float) -> None:
+        super().__init__(REQUEST)
+        self.seconds = seconds
+
+    @property
+    def next_level(self) -> float:
+        return self.seconds
+
+
+def chosen(promises: list[float], times: LevelTimes) -> list[float]:
+    return [d.next_level for d in going_on([Promising(each) for each in promises], times)]
+
+
+def test_a_level_is_paid_for_by_all_that_share_it() -> None:
+    """One draft alone does not pay for a pass, of which eight take little more."""
+    times = timed(4.0, 4.2, 4.6, 5.0)
+    assert chosen([2.0], times) == []
+    assert chosen([2.0] * 8, times) == [2.0] * 8
+    assert chosen([2.0, -1.0, 5.0], times) == [2.0, 5.0]  # in their order, without the poor
+    assert chosen([0.1, 5.0], times) == [5.0]  # who does not pay for the larger pass
+    assert chosen([math.inf, math.inf], times) == [math.inf] * 2  # where nobody weighs
+
+
+def test_of_levels_nobody_has_timed_all_are_drafted_that_promise_anything() -> None:
+    assert chosen([0.1, -0.1], LevelTimes()) == [0.1]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.floats(-1, 3), min_size=1, max_size=6), st.floats(0, 4), st.floats(0, 1))
+def test_no_other_drafts_would_gain_more_together(
+    promises: list[float], fixed: float, each: float
+) -> None:
+    times = timed(*(fixed + each * bits for bits in range(3)))
+
+    def gain(subset: tuple[float, ...]) -> float:
+        return sum(subset) - ENABLING * times.of(len(subset)) if subset else 0.0
+
+    subsets = [s for n in range(len(promises) + 1) for s in combinations(promises, n)]
+    assert gain(tuple(chosen(promises, times))) == pytest.approx(max(map(gain, subsets)))
+
+
+def test_who_is_left_alone_ends_though_all_together_went_on() -> None:
+    """Of drafts that are alike each would pay its share of a level for eight, and none a whole
+    one."""
+    toys = [Toy(seed, 6, steep=(4,)) for seed in range(8)]
+    prices = Prices(second=0.4)
+    together: list[Draft] = [Grown(REQUEST, 12, 6, prices) for _ in toys]
+    alone: list[Draft] = [Grown(REQUEST, 12, 6, prices) for _ in toys]
+    times = timed(1.0, 1.0, 1.0, 1.0)
+    shared = sum(grow_together(together, toys, times))
+    single = sum(sum(grow_together([d], [toy], times)) for d, toy in zip(alone, toys, strict=True))
+    assert shared > single
+
+
+def test_times_of_levels_are_kept_by_the_number_of_drafts() -> None:
+    times = LevelTimes()
+    assert not times and times.of(3) == 0.0
+    times.learn(8.0, drafts=8)
+    assert times and times.of(1) == times.of(64) == 8.0
+    times.learn(2.0, drafts=1)
+    assert times.of(1) == 2.0 and times.of(9) == 8.0
+    for _ in range(50):
+        times.learn(3.0, drafts=1)
+    assert times.of(1) == pytest.approx(3.0, rel=0.02) and times.of(8) == 8.0
 
 
 def test_nodes_that_can_have_no_child_among_the_best_are_not_expanded() -> None:

@@ -10,7 +10,7 @@ from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verdict import Verdict
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.candidates import Found, candidates
-from outrider.drafters.growth import Draft, Grown, Planned, Prices
+from outrider.drafters.growth import Draft, Grown, Planned, Prices, going_on
 from outrider.drafters.ranks import MeasuredShapes
 from outrider.drafters.shapes import Shape, chain, described
 from outrider.drafters.worth import FREE, Worth
@@ -23,7 +23,6 @@ from outrider.sampling.rows import Row
 DEPTH = 8  # deepest node where the shape is not given
 MEASURED = ("optimal", "confidence")  # shapes that are not given
 BUSHY = 16  # nodes that the policy may ask for where trees branch
-ENABLING = 0.55  # of a level's price: without it there are none below it, which may pay more
 
 
 class GrowingDrafter(Drafter):
@@ -107,7 +106,7 @@ class GrowingDrafter(Drafter):
 
     @property
     def weighs(self) -> bool:
-        return self._tree == "confidence" and self.measured.level_seconds is not None
+        return self._tree == "confidence" and bool(self.measured.level_times)
 
     def propose_to(
         self, batch: list[Request], budgets: list[int], depth: int, worth: Worth = FREE
@@ -123,20 +122,21 @@ class GrowingDrafter(Drafter):
             self._begin(request, budget, depth, worth)
             for request, budget in zip(batch, budgets, strict=True)
         ]
+        times = self.measured.level_times
         active = [draft for draft in drafts if draft.frontier]
         if active:
             self._extend(active, self.level(active))
-        while active := [draft for draft in active if draft.frontier]:
+        while active := going_on([draft for draft in active if draft.frontier], times):
             start = perf_counter()
             self._extend(active, self.level(active))
-            self.measured.time_level((perf_counter() - start) / len(active))
+            times.learn(perf_counter() - start, len(active))
         return [draft.tree(self.name) for draft in drafts]
 
     def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:
         self.measured.learn(trees, verdicts)
 
     def reset(self) -> None:
-        self.measured = MeasuredShapes(self.measured.level_seconds)
+        self.measured = MeasuredShapes(self.measured.level_times)
 
     def depth(self, nodes: int) -> int:
         if self._shape is not None:
@@ -152,9 +152,8 @@ class GrowingDrafter(Drafter):
     def _begin(self, request: Request, budget: int, depth: int, worth: Worth) -> Draft:
         deepest = max(0, self._deepest(request))
         if self._tree == "confidence":
-            level = ENABLING * worth.second * (self.measured.level_seconds or 0.0)
             holds = min(1.0, sum(self.measured.acceptance.rates))
-            return Grown(request, budget, min(depth, deepest), Prices(level, worth.row, holds))
+            return Grown(request, budget, min(depth, deepest), Prices(*worth, holds))
         if self._tree == "chain":
             shape = chain(min(budget, deepest))
         elif self._shape is not None:

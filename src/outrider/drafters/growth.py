@@ -1,5 +1,6 @@
 """One request's tree while it grows: level by level, so that all requests share every pass."""
 
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -7,17 +8,19 @@ import torch
 from outrider.core.request import Request
 from outrider.core.tree import ROOT, TokenTree, path_to
 from outrider.drafters.candidates import Found
+from outrider.drafters.level_times import LevelTimes
 from outrider.drafters.shapes import Shape
 from outrider.sampling.choose import NO_TOKEN
 
 LEAST = 0.01  # path probability below which a node is not worth a row of any pass
+ENABLING = 0.8  # of a level's price: without it there are none below it, which may pay more
 LIKELY_CHILD = 0.8  # given its parent: more is not hoped for where rows have a price
 
 
 class Prices(NamedTuple):
     """What more of a tree must promise, in tokens, as shares of all that the step writes."""
 
-    level: float = 0.0
+    second: float = 0.0  # of drafting
     row: float = 0.0
     holds: float = 1.0  # of the nodes that hold, the share that has a child that does
 
@@ -57,6 +60,11 @@ class Draft:
 
     def tree(self, source: str) -> TokenTree:
         raise NotImplementedError
+
+    @property
+    def next_level(self) -> float:
+        """Seconds of drafting that a level below the frontier is worth."""
+        return inf
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node`, inclusive."""
@@ -123,7 +131,7 @@ class Grown(Draft):
     had its parent among the best all along. Of those, none is expanded that cannot have a child
     among them.
 
-    Nodes that are not worth their price stay away, and the tree ends before a level that is not.
+    Nodes that are not worth their price stay away.
     """
 
     def __init__(
@@ -142,6 +150,7 @@ class Grown(Draft):
         self.frontier = [ROOT] if budget > 0 and depth > 0 else []
         self._chance: dict[int, float] = {ROOT: 1.0}  # path probabilities
         self._best: list[int] = []  # best first
+        self._written = 1.0  # tokens that the step writes, as far as is known
         self._level = 0
         self._new: list[int] = []  # nodes of the level under way
         self._places: dict[int, int] = {}
@@ -168,10 +177,10 @@ class Grown(Draft):
         self._best = ranked[: self.budget]
         fresh = set(self._new).intersection(self._best)
         self._new = []
-        written = 1 + sum(self._chance[node] for node in self._best)  # as far as is known
-        self._floor = max(self.least, self.prices.row * written)
+        self._written = 1 + sum(self._chance[node] for node in self._best)  # as far as is known
+        self._floor = max(self.least, self.prices.row * self._written)
         self.frontier = [node for node in self._best if node in fresh and self._may_bear(node)]
-        if self._level == self.depth or self._promise() < self.prices.level * written:
+        if self._level == self.depth:
             self.frontier = []
         self._settle_down()
 
@@ -181,11 +190,13 @@ class Grown(Draft):
         full = len(self._best) == self.budget
         return hoped >= self._floor and not (full and hoped <= self._chance[self._best[-1]])
 
-    def _promise(self) -> float:
-        """Tokens that a level below the frontier may gain, beyond what its rows must: about one for
-        each node."""
+    @property
+    def next_level(self) -> float:
+        """By the tokens that it may gain, beyond what its rows must: about one for each node."""
         chances = [self._chance[node] for node in self.frontier]
-        return self.prices.holds * sum(chances) - len(chances) * self._floor
+        promise = self.prices.holds * sum(chances) - len(chances) * self._floor
+        second = self.prices.second * self._written
+        return promise / second if second else inf
 
     def _settle_down(self) -> None:
         """Give the frontier places that none of the best holds: there are as many as the budget.
@@ -212,3 +223,17 @@ class Grown(Draft):
             order.append(waiting.pop())
             waiting += children.get(order[-1], [])[::-1]
         return self._tree_of(order, source)
+
+
+def going_on(drafts: list[Draft], times: LevelTimes) -> list[Draft]:
+    """Those that one more level pays for, all in one pass: for a few of them it takes nearly as
+    long as for all."""
+    ranked = sorted(drafts, key=lambda draft: draft.next_level, reverse=True)
+    best, count, worth = 0.0, 0, 0.0
+    for number, draft in enumerate(ranked, 1):
+        worth += draft.next_level
+        gain = worth - ENABLING * times.of(number)
+        if gain >= best:
+            best, count = gain, number
+    kept = set(ranked[:count])
+    return [draft for draft in drafts if draft in kept]

@@ -5,13 +5,13 @@ from itertools import accumulate
 
 from outrider.core.tree import ROOT, TokenTree
 from outrider.core.verdict import Verdict
+from outrider.drafters.level_times import LevelTimes
 from outrider.drafters.shapes import Shape, best_shape, fastest_shape
 
 PRIOR = (0.6, 0.14, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)  # a usual draft model's
 WEIGHT = 8.0  # observations that the prior is worth
 KEEP = 0.998  # of what was seen, per proposal that comes back
 RENEW = 32  # steps until shapes are computed anew
-SECONDS_KEEP = 0.9  # of an estimate, where a new measurement comes in
 
 
 class RankAcceptance:
@@ -46,17 +46,12 @@ class RankAcceptance:
 class MeasuredShapes:
     """Shapes from the past steps' acceptance, and the pass costs where they are known."""
 
-    def __init__(self, level_seconds: float | None = None) -> None:
+    def __init__(self, level_times: LevelTimes | None = None) -> None:
         self.acceptance = RankAcceptance()
-        self.level_seconds = level_seconds  # of a draft pass after the first, one request's share
+        self.level_times = level_times or LevelTimes()  # of draft passes after the first
         self._shapes: dict[tuple[int, int], Shape] = {}  # by nodes and depth, like the next
         self._likeliest: dict[tuple[int, int], Shape] = {}
         self._age = 0
-
-    def time_level(self, seconds: float) -> None:
-        old = self.level_seconds
-        blend = seconds if old is None else SECONDS_KEEP * old + (1 - SECONDS_KEEP) * seconds
-        self.level_seconds = blend
 
     def learn(self, trees: list[TokenTree], verdicts: list[Verdict]) -> None:
         for tree, verdict in zip(trees, verdicts, strict=True):
@@ -78,11 +73,9 @@ class MeasuredShapes:
         """The fastest where costs are known; else the one with most accepted."""
         key = (nodes, depth)
         if key not in self._shapes:
-            if pass_seconds is None or self.level_seconds is None:
+            if pass_seconds is None or not self.level_times:
                 self._shapes[key] = self.likeliest(nodes, depth)
             else:
-                rates = self.acceptance.rates
-                self._shapes[key] = fastest_shape(
-                    rates, nodes, depth, pass_seconds, self.level_seconds
-                )
+                rates, level = self.acceptance.rates, self.level_times.of(1)
+                self._shapes[key] = fastest_shape(rates, nodes, depth, pass_seconds, level)
         return self._shapes[key]

@@ -14,7 +14,7 @@ from tests.tiny import make_tiny
 
 from outrider.engine.policy import calibration
 from outrider.engine.policy.cost import FIRST as FIRST_PASSES
-from outrider.engine.policy.cost import STALE, Measured, PassCost, smooth
+from outrider.engine.policy.cost import SOON, STALE, Measured, PassCost, smooth
 from outrider.engine.policy.explain import Decisions, explain
 from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
@@ -112,8 +112,15 @@ def test_many_texts_are_known_after_a_few_passes() -> None:
     """What calibration tells of many texts is a guess: here, twice the truth."""
     cost = PassCost(MEASURED)
     for _ in range(FIRST_PASSES):
+        for _ in range(SOON):
+            assert not cost.plain_is_due(4)
+            cost.learn(6, 4, 0, 9.0)
         assert cost.plain_is_due(4)
+        assert not cost.plain_is_due(4)  # once: what it takes is told a step later
         cost.learn(4, 4, 0, 8.0)
+    for _ in range(SOON):
+        cost.learn(6, 4, 0, 9.0)
+        cost.learn(16, 9, 0, 20.0)
     assert not cost.plain_is_due(4) and not cost.plain_is_due(1)
     assert cost.plain_is_due(9)  # is another size
     assert abs(cost.seconds(4, 4) - 8.0) < abs(cost.seconds(4, 4) - MEASURED.seconds[2])

@@ -8,7 +8,8 @@ from math import exp, inf, log
 KEEP = 0.95  # of an estimate per step, where a new measurement comes in
 FIRST = 3  # passes over so many rows of which the fastest counts: it was disturbed least
 TRUST = 2  # passes until what they have shown counts as much as what all have, once FIRST are seen
-STALE = 64  # passes with drafts until one without is worth having, to see what it takes now
+STALE = 64  # passes with drafts until one without is worth having, to see what it takes now;
+SOON = 16  # and until it was seen a few times
 OUTLIER = 3.0  # a step this many times slower or faster than predicted says nothing of the pass
 
 
@@ -151,7 +152,11 @@ class PassCost:
         if self.fixed or sequences == 1:
             return False
         bits = sequences.bit_length()
-        return self._plain.get(bits, 0) < FIRST or self._drafted[bits] >= STALE
+        wait = STALE if self._plain.get(bits, 0) >= FIRST else SOON
+        due = self._drafted.get(bits, 0) >= wait
+        if due:  # what it took is told after the next pass has begun
+            self._drafted[bits] = 0
+        return due
 
     def curve(self) -> list[tuple[int, float]]:
         """(rows, seconds) of a lone text, as believed now."""
