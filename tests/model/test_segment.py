@@ -176,7 +176,7 @@ def test_attention_without_a_mask_is_attention_with_it(others, monkeypatch):
     segments.insert(len(segments) // 2, Segment.chain([7] * len(slots), slots, array("q"), 0))
     rows = sum(map(len, segments))
     torch.manual_seed(0)
-    memory = LayerKV(torch.randn(2200, 2, 16), torch.randn(2200, 2, 8))
+    memory = LayerKV(torch.randn(SLOTS, 2, 16), torch.randn(SLOTS, 2, 8))
     query = torch.randn(rows, 6, 16)
     step = Pass(torch.zeros(rows), group_segments(segments))
     found = step.attend(query, memory, 0.3, (None, None, None))
