@@ -279,6 +279,8 @@ class Drafting:
             if len(tree):
                 chances = self.policy.chances(request, drafter.name, tree)
                 self._proposals[request].append(Proposal(drafter, tree, chances))
+            elif not drafter.light:
+                self.policy.learn_silence(request, drafter.name)
 
     def _check(self, drafter: Drafter, tree: TokenTree, budget: int) -> None:
         tokens = tree.tokens

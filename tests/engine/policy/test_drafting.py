@@ -132,16 +132,22 @@ class Costly(Counted):
     light = False
 
 
+def costing(seconds: float, kind: type[Oracle], monkeypatch: pytest.MonkeyPatch) -> Replay:
+    """Of a drafter whose level takes so long."""
+    replay = Replay([kind])
+    timing = replay.policy.timings[kind.name]
+    monkeypatch.setattr(type(timing), "learn", lambda *args: None)  # no clock in this test
+    timing.per_request = seconds
+    timing._per_level, timing._calls = {1: seconds}, FIRST
+    return replay
+
+
 @pytest.mark.parametrize(("honesty", "seconds", "often"), [(0.0, 5.0, False), (0.95, 5.0, True)])
 def test_a_drafter_that_costs_time_is_asked_where_it_pays(
     honesty: float, seconds: float, often: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = type("Kind", (Costly,), {"honesty": lambda request: honesty, "calls": []})
-    replay = Replay([kind])
-    timing = replay.policy.timings["costly"]
-    monkeypatch.setattr(type(timing), "learn", lambda *args: None)  # no clock in this test
-    timing.per_request = seconds
-    timing._per_level, timing._calls = {1: seconds}, FIRST
+    replay = costing(seconds, kind, monkeypatch)
     outcome = replay.run(1, 600)
     passes = sum(replay.drafting.decisions.nodes[1].values())
     if often:
@@ -150,6 +156,24 @@ def test_a_drafter_that_costs_time_is_asked_where_it_pays(
     else:
         assert len(kind.calls) < 0.1 * passes  # the first guess, and then ever rarer trials
         assert outcome.speed_up >= 0.97
+
+
+class Silent(Costly):
+    """Is so unsure of every token that it proposes none."""
+
+    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
+        self.calls.append(len(batch))
+        return [TokenTree.empty()] * len(batch)
+
+
+@pytest.mark.parametrize("texts", [1, 8])
+def test_a_drafter_that_never_proposes_anything_is_soon_left_alone(
+    texts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it gains is seen by nobody's verdict, and it would be unknown forever."""
+    kind = type("Kind", (Silent,), {"calls": []})
+    costing(0.5, kind, monkeypatch).run(texts, 600)
+    assert 0 < len(kind.calls) < 40  # of 600 steps
 
 
 class Starting(Costly):
