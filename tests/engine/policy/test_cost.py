@@ -166,20 +166,6 @@ def test_after_many_passes_with_drafts_one_without_is_due() -> None:
     assert not PassCost(MEASURED, fixed=True).plain_is_due(3)
 
 
-def test_calls_that_read_first_tell_at_most_what_a_level_takes() -> None:
-    """A drafter that is asked for another text every time reads each time: it is known after as
-    many calls as any other."""
-    timing = Timing()
-    for seconds in (9.0, 7.0, 5.0):
-        assert timing.young
-        timing.learn_reading(seconds, rows=100, requests=1, levels=1)
-    assert not timing.young
-    assert timing.level(1) == 5.0
-    assert timing.per_row == pytest.approx(0.09)  # the first one's: no level was known then
-    timing.learn(1.0, requests=1, levels=1)
-    assert timing.level(1) == 1.0  # so much less is the truth
-
-
 def test_timing_by_batch_and_depth() -> None:
     timing = Timing()
     assert timing.seconds(1, 4) == 0.0

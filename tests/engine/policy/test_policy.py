@@ -139,6 +139,17 @@ def test_the_few_are_those_that_it_has_read() -> None:
     assert offer is not None and sorted(offer.chosen) == list(range(AT_FIRST))
 
 
+def test_so_is_the_one_of_a_trial() -> None:
+    policy = make(FLAT)
+    policy.timings["d"] = Timing(None, {1: 50.0}, FIRST, 0.001)
+    policy._pauses["d"].left = 1
+    base, backlogs = Pass(3, 3, 3, 0), [100, 3, 200]
+    price = policy.price("d", backlogs, base, follows=False)
+    outlooks = [Outlook([gain], 0.0, 1) for gain in (0.9, 0.1, 0.5)]
+    offer = policy.ask("d", outlooks, [Size(1, 1)], base, 1 / 10.0, price)
+    assert offer is not None and offer.chosen == [1]
+
+
 def test_what_reading_takes_is_measured() -> None:
     """By what a row takes in a draft, eight texts of some hundred tokens could never begin."""
     policy = make()

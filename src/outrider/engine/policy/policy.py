@@ -246,9 +246,11 @@ class Policy:
             self._pauses[drafter].end()
         if pays and self._known(drafter) and not young:
             return offer
-        if pays or young:  # the same ones in every step: those that it has read
-            read_first = sorted(offer.chosen, key=price.reading.__getitem__)
-            return offer._replace(chosen=read_first[:AT_FIRST])
+        # It is tried on texts that it has read: after a miss others may seem more promising, and
+        # would have to be read, and would tell nothing of what a draft takes.
+        read_first = sorted(range(len(outlooks)), key=price.reading.__getitem__)
+        if pays or young:
+            return offer._replace(chosen=read_first[: min(len(offer.chosen), AT_FIRST)])
         if self._pauses[drafter].tick(late, 1 + self.doubts[drafter].passed):
-            return offer._replace(chosen=offer.chosen[:1])
+            return offer._replace(chosen=read_first[:1])
         return None

@@ -30,7 +30,7 @@ class Timing:
         asked, level = seconds / requests, seconds / max(levels, 1)
         if self.young:
             self.per_request = min(asked, self.per_request or asked)
-            self._takes_at_most(level, bits)
+            self._per_level[bits] = min(level, self._per_level.get(bits, level))
         else:
             self.per_request = _blend(self.per_request, asked)
             self._per_level[bits] = _blend(self._per_level.get(bits), level)
@@ -42,17 +42,10 @@ class Timing:
         return self._calls < FIRST
 
     def learn_reading(self, seconds: float, rows: int, requests: int, levels: int) -> None:
-        """Of a call that has read so many rows before it drafted. Of a drafter that always does, no
-        other would ever be seen."""
+        """Of a call that has read so many rows before it drafted."""
         reading = seconds - self.seconds(requests, levels)
         if reading > 0:
             self._per_row = _blend(self._per_row, reading / rows)
-        if self.young:
-            self._takes_at_most(seconds / max(levels, 1), requests.bit_length())
-            self._calls += 1
-
-    def _takes_at_most(self, level: float, bits: int) -> None:
-        self._per_level[bits] = min(level, self._per_level.get(bits, level))
 
     @property
     def per_row(self) -> float:
