@@ -153,7 +153,8 @@ class GrowingDrafter(Drafter):
         deepest = max(0, self._deepest(request))
         if self._tree == "confidence":
             holds = min(1.0, sum(self.measured.acceptance.rates))
-            return Grown(request, budget, min(depth, deepest), Prices(*worth, holds))
+            prices = Prices(worth.second, worth.row, holds)
+            return Grown(request, budget, min(depth, deepest), prices)
         if self._tree == "chain":
             shape = chain(min(budget, deepest))
         elif self._shape is not None:

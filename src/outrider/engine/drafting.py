@@ -280,7 +280,7 @@ class Drafting:
                 chances = self.policy.chances(request, drafter.name, tree)
                 self._proposals[request].append(Proposal(drafter, tree, chances))
             elif not drafter.light:
-                self.policy.learn_silence(request, drafter.name)
+                self.policy.learn_silence(drafter.name)
 
     def _check(self, drafter: Drafter, tree: TokenTree, budget: int) -> None:
         tokens = tree.tokens

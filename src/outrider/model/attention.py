@@ -236,7 +236,7 @@ def _attend_by_products(
         part.flatten(0, 1).index_select(0, places.flatten()).view(*places.shape, -1)
         for part in (memory.keys, memory.values)
     )  # [s * kv heads, keys, head size]: each head's in one piece, which the products like best
-    folded = _fold_heads(q.view(s, queries, heads, -1), kv_heads).flatten(0, 1)
+    folded = _fold_heads(q.unflatten(0, (s, queries)), kv_heads).flatten(0, 1)
     scores = torch.baddbmm(bias, folded, k.transpose(1, 2), alpha=scale)
     out = torch.bmm(scores.softmax(-1), v)  # [s * kv heads, group * queries, value head size]
     return _unfold_heads(out.view(s, kv_heads, *out.shape[1:]), queries).flatten(0, 1)

@@ -288,3 +288,15 @@ def test_a_drafter_that_takes_long_is_tried_three_times_at_first() -> None:
             policy.timings["d"].learn(900.0, 1, 1)
             asked += 1
     assert asked == FIRST
+
+
+def test_silence_is_a_miss_of_a_drafter_that_nobody_knows_and_of_no_other() -> None:
+    policy = make()
+    for _ in range(2 * UNPROVEN):
+        policy.learn_silence("d")
+    level = policy.tracks["d"].levels[0]
+    assert level.count == UNPROVEN and level.hits == 0
+    for _ in range(UNPROVEN):
+        policy.learn(ask(), "e", TokenTree.chain([5], "e"), [5])
+    policy.learn_silence("e")
+    assert policy.tracks["e"].levels[0].hits == policy.tracks["e"].levels[0].count

@@ -147,8 +147,8 @@ class PassCost:
         return distances.index(nearest) if nearest < inf else len(self._points) - 1
 
     def plain_is_due(self, sequences: int) -> bool:
-        """Whether nobody knows what such a pass takes without drafts, or not any more. Of one text
-        calibration has told."""
+        """Whether it is time to see what such a pass takes without drafts: then this one should be
+        without, and the next ones need not be. Of one text calibration has told."""
         if self.fixed or sequences == 1:
             return False
         bits = sequences.bit_length()

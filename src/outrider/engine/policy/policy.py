@@ -96,12 +96,12 @@ class Policy:
         """The target wrote `text` where `drafter` proposed `tree`, checked or not."""
         learn(tree, text, self.tracks[drafter], self._record(request, drafter))
 
-    def learn_silence(self, request: Request, drafter: str) -> None:
-        """A drafter that costs time was asked, and has found nothing worth proposing: no more is
-        gained by that than by a wrong guess."""
-        track = self.tracks[drafter]
-        self._record(request, drafter).learn(track.level_chance(1), held=False)
-        track.learn_level(1, [False])
+    def learn_silence(self, drafter: str) -> None:
+        """A drafter that costs time was asked for a text, and found nothing worth proposing. Of one
+        that nobody knows it is a wrong guess: nothing else may ever be heard of it. One that is
+        known has spared the pass a row."""
+        if not self._known(drafter):
+            self.tracks[drafter].learn_level(1, [False])
 
     def release(self, request: Request) -> None:
         self._records.pop(request, None)
