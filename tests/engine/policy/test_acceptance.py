@@ -288,6 +288,15 @@ def test_a_question_that_takes_no_time_is_put_in_every_step() -> None:
     assert said_no(Doubt(), 3.5 * THINKING, 20) == 3
 
 
+def test_a_no_that_has_another_reason_brings_no_rest() -> None:
+    doubt = Doubt()
+    said_no(doubt, 9.0, 20)
+    for _ in range(20):
+        doubt.answered(paid=False, requests=8, seconds=9.0, step=1.0, telling=False)
+        assert not doubt.passes(8) and doubt.passed == 0
+    assert said_no(doubt, 9.0) == LONGEST_DOUBT  # nothing was forgotten, either
+
+
 def test_fewer_requests_are_asked_about_at_once() -> None:
     doubt = Doubt()
     assert said_no(doubt, 9.0, 20) == LONGEST_DOUBT

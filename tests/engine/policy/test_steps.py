@@ -144,6 +144,21 @@ def test_a_drafter_that_costs_time_is_weighed_against_what_is_there(
     assert base.log_gain > 0
 
 
+def test_beside_lookups_that_have_something_for_everybody_a_no_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = Step(Look, Costly, patch=monkeypatch)
+    told: list[bool] = []
+    doubt = step.policy.doubts["costly"]
+    monkeypatch.setattr(type(doubt), "answered", lambda *args: told.append(args[-1]))
+    step.trust("look")
+    both = step.add("look", "costly")
+    step.propose(both)
+    step.propose(both, step.add("costly"))
+    told = [each for each in told if isinstance(each, bool)]  # not of lookups
+    assert told == [False, True]
+
+
 def test_what_a_drafter_reads_first_is_told_from_what_it_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -66,12 +66,15 @@ class Doubt:
         self.passed += 1
         return True
 
-    def answered(self, paid: bool, requests: int, seconds: float, step: float) -> None:
+    def answered(
+        self, paid: bool, requests: int, seconds: float, step: float, telling: bool = True
+    ) -> None:
         """Finding out took so long, and a step does. Where it just about pays, answers differ from
-        step to step: so a no alone means little, and each further one doubles the rest."""
-        self._noes = 0 if paid else self._noes + 1
+        step to step: so a no alone means little, and each further one doubles the rest; but for one
+        that is not `telling`, of which there is another reason."""
+        self._noes = 0 if paid else self._noes + telling
         self._requests, self.passed, self.left = requests, 0, 0
-        if self._noes > PATIENCE:
+        if self._noes > PATIENCE and telling:
             rest = min(2 ** min(self._noes - PATIENCE - 1, 10), LONGEST_DOUBT)
             self.left = min(rest, int(seconds / (self.share * step)))
 
