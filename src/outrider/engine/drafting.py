@@ -226,7 +226,7 @@ class Drafting:
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
         paid = self.policy.pays(drafter.name, offer, base, cut.speed)  # and not on trial
-        # Lookups that have something for everybody keep it away; a step later they may have nothing.
+        # Lookups that have something for everybody keep it away; a step later they may have none.
         telling = not all(len(cut.trees[request]) for request in mine)
         doubt.answered(paid, len(mine), perf_counter() - start, step, telling)
         if offer is None or late:
