@@ -27,9 +27,6 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 NAME = "outrider"
 CHUNK = 128  # keys per block of the shape-invariant attention
-# Two products of matrices and a softmax take half as long as torch's attention on a CPU, or less,
-MANY_KEYS = 1024  # where the texts of a call have so many in all,
-FEW_QUERIES = 32  # and few new rows each: all scores are in memory at once
 
 
 @dataclass(eq=False)
@@ -75,8 +72,8 @@ class Pass:
         attend = _attend_invariant if self.invariant else _attend
         # Heads that share a KV head become further queries of it: no expanded copy of the keys.
         times = 1 if self.invariant else query.shape[1] // memory.keys.shape[1]
-        usual = not self.invariant and softcap is None and sinks is None
-        plain = usual and window is None and knows_causal(query, memory.values.shape[2])
+        plain = not self.invariant and asked == (None, None, None)
+        plain = plain and knows_causal(query, memory.values.shape[2])
         each = query if self._in_order else query.index_select(0, self._taken)
         mixed, first = [], 0
         for group in self.groups:
@@ -84,8 +81,6 @@ class Pass:
             q = each[first:end]  # [sequences * queries, heads, head size]
             if plain and group.visible is None:
                 mixed.append(attend_whole(q, memory, group.slots[0], scale))
-            elif usual and _suits_products(group):
-                mixed.append(_attend_by_products(q, memory, group, window, scale))
             else:
                 q, mask = q.unflatten(0, group.rows.shape), group.mask(window, times)
                 result = attend(q, memory, group.slots, mask, scale, softcap, sinks)
@@ -210,36 +205,6 @@ def _attend(
     if sinks is not None:
         total = total + torch.exp(sink - top)
     return _unfold_heads((weights / total).to(v.dtype) @ v, queries)
-
-
-def _suits_products(group: Group) -> bool:
-    return (
-        group.slots.device.type == "cpu"
-        and group.slots.numel() >= MANY_KEYS
-        and group.rows.shape[1] <= FEW_QUERIES
-    )
-
-
-def _attend_by_products(
-    q: Tensor,  # [s * queries, heads, head size]
-    memory: LayerKV,
-    group: Group,
-    window: int | None,
-    scale: float,
-) -> Tensor:
-    """[s * queries, heads, value head size]. Scores are rounded to the model's dtype, as in
-    transformers' own attention written out: no more is lost by that than by all else there is."""
-    (s, queries), heads, kv_heads = group.rows.shape, q.shape[1], memory.keys.shape[1]
-    places = group.places(kv_heads)  # [s * kv heads, keys]
-    bias = group.bias(window, heads // kv_heads, kv_heads, q.dtype)
-    k, v = (
-        part.flatten(0, 1).index_select(0, places.flatten()).view(*places.shape, -1)
-        for part in (memory.keys, memory.values)
-    )  # [s * kv heads, keys, head size]: each head's in one piece, which the products like best
-    folded = _fold_heads(q.unflatten(0, (s, queries)), kv_heads).flatten(0, 1)
-    scores = torch.baddbmm(bias, folded, k.transpose(1, 2), alpha=scale)
-    out = torch.bmm(scores.softmax(-1), v)  # [s * kv heads, group * queries, value head size]
-    return _unfold_heads(out.view(s, kv_heads, *out.shape[1:]), queries).flatten(0, 1)
 
 
 def knows_causal(query: Tensor, value_size: int) -> bool:

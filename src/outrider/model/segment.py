@@ -54,8 +54,7 @@ class Segment:
 
 FEW_ROWS = 8  # and few keys: to pad them costs less than a call for each size does, in every layer
 FEW_KEYS = 256
-WASTED = 15000  # pairs of query and key that padding may add: more take longer than one more call
-ROUND = 32  # keys: products of matrices of a new shape are prepared for a millisecond first
+WASTED = 5000  # pairs of query and key that padding may add: more take longer than one more call
 WHOLE = 128  # rows from which on a text that is read from its start has a call of its own
 
 
@@ -72,10 +71,7 @@ class Group:
     key_positions: Tensor  # [sequences, keys]
 
     def __post_init__(self) -> None:
-        # Kept for all layers.
         self._masks: dict[tuple[int | None, int], Tensor] = {}
-        self._places: dict[int, Tensor] = {}
-        self._biases: dict[tuple[int | None, int], Tensor] = {}
         self.real_rows = self.rows.flatten()[self.real]  # [real rows]
 
     @property
@@ -84,7 +80,7 @@ class Group:
 
     def mask(self, window: int | None, times: int = 1) -> Tensor:
         """[sequences, times * queries, keys]: `visible`, cut to a sliding window, and repeated for
-        the heads that share their keys."""
+        the heads that share their keys; kept for all layers."""
         key = (window, times)
         if key not in self._masks:
             queries, keys = self.query_positions[:, :, None], self.key_positions[:, None, :]
@@ -92,23 +88,6 @@ class Group:
             visible = visible if window is None else visible & (queries - keys < window)
             self._masks[key] = visible if times == 1 else visible.repeat(1, times, 1)
         return self._masks[key]
-
-    def places(self, kv_heads: int) -> Tensor:
-        """[sequences * kv heads, keys]: where heads find their keys, counting heads, not slots."""
-        if kv_heads not in self._places:
-            heads = torch.arange(kv_heads)[:, None]
-            self._places[kv_heads] = (self.slots[:, None] * kv_heads + heads).flatten(0, 1)
-        return self._places[kv_heads]
-
-    def bias(self, window: int | None, times: int, kv_heads: int, dtype: torch.dtype) -> Tensor:
-        """[sequences * kv heads, times * queries, keys]: `mask`, as what is added to scores."""
-        key = (window, kv_heads)
-        if key not in self._biases:
-            mask = self.mask(window)  # [sequences, queries, keys]
-            bias = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
-            many = bias[:, None, None].expand(-1, kv_heads, times, -1, -1)
-            self._biases[key] = many.flatten(2, 3).flatten(0, 1)
-        return self._biases[key]
 
     def to(self, device: torch.device) -> "Group":
         if device == self.rows.device:
@@ -181,8 +160,7 @@ def _whole_text(first_row: int, segment: Segment) -> Group:
 def _pad_group(members: list[tuple[int, Segment]]) -> Group:
     count = len(members)
     queries = max(len(segment) for _, segment in members)
-    longest = max(len(segment.context) + len(segment) for _, segment in members)
-    keys = -(-longest // ROUND) * ROUND
+    keys = max(len(segment.context) + len(segment) for _, segment in members)
     # numpy: so many operations on short arrays cost what their calls cost, several times less here.
     rows = np.zeros((count, queries), dtype=np.int64)
     real = np.zeros((count, queries), dtype=np.bool_)
