@@ -13,7 +13,7 @@ from outrider.drafters.shapes import Shape
 from outrider.sampling.choose import NO_TOKEN
 
 LEAST = 0.01  # path probability below which a node is not worth a row of any pass
-ENABLING = 0.8  # of a level's price: without it there are none below it, which may pay more
+ENABLING = 0.55  # of a level's price: without it there are none below it, which may pay more
 LIKELY_CHILD = 0.8  # given its parent: more is not hoped for where rows have a price
 
 
