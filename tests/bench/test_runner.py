@@ -182,8 +182,8 @@ def test_a_failing_request_is_named(engines: Engines, monkeypatch: pytest.Monkey
     engine = engines.base.engine
     add = engine.add
 
-    def broken(prompt: list[int], params: SamplingParams) -> str:
-        request_id = add(prompt, params)
+    def broken(prompt: list[int], params: SamplingParams, **rest: Any) -> str:
+        request_id = add(prompt, params, **rest)
         engine.jobs[request_id].error = "no token is allowed"
         return request_id
 

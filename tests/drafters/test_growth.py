@@ -17,7 +17,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.candidates import Found
-from outrider.drafters.growth import ENABLING, Draft, Grown, Planned, Prices, going_on
+from outrider.drafters.growth import Draft, Grown, Planned, Prices, going_on, level_price
 from outrider.drafters.level_times import LevelTimes
 from outrider.drafters.shapes import described
 from outrider.sampling.noise import Key, Purpose, noise, streams
@@ -260,7 +260,7 @@ def test_no_other_drafts_would_gain_more_together(
     times = timed(*(fixed + each * bits for bits in range(3)))
 
     def gain(subset: tuple[float, ...]) -> float:
-        return sum(subset) - ENABLING * times.of(len(subset)) if subset else 0.0
+        return sum(subset) - level_price(len(subset), times) if subset else 0.0
 
     subsets = [s for n in range(len(promises) + 1) for s in combinations(promises, n)]
     assert gain(tuple(chosen(promises, times))) == pytest.approx(max(map(gain, subsets)))

@@ -61,6 +61,7 @@ class Run:
     peak_memory_bytes: int | None = None
     peak_cuda_bytes: int | None = None
     graph_share: float | None = None  # of the steps that write; None without a GPU
+    overruled: int = 0  # tokens of a dictated text where the engine would have gone on otherwise
 
     @property
     def key(self) -> Key:
@@ -102,6 +103,7 @@ class Cell:
     peak_memory_bytes: int | None
     peak_cuda_bytes: int | None
     graph_share: float | None  # of the steps that only write, those replayed from CUDA graphs
+    overruled: int  # tokens of dictated texts that the engine would not have chosen
 
     @property
     def setting(self) -> Setting:
@@ -212,6 +214,7 @@ def _cell(
         peak_memory_bytes=_largest_known(run.peak_memory_bytes for run in runs),
         peak_cuda_bytes=_largest_known(run.peak_cuda_bytes for run in runs),
         graph_share=_median_known(run.graph_share for run in runs),
+        overruled=sum(run.overruled for run in runs),
     )
 
 

@@ -25,6 +25,7 @@ def bench(
     max_repeat: flags.MaxRepeat = None,
     quick: flags.Quick = False,
     seed: flags.Seed = 0,
+    same_texts: flags.SameTexts = False,
     out: flags.Out = Path("bench-results"),
     resume: flags.Resume = False,
     compare: flags.Compare = None,
@@ -63,7 +64,8 @@ def bench(
         "model": model, "workload": workload, "prompts": prompts, "limit": limit,
         "drafters": drafters, "batch_sizes": batch_sizes, "temperatures": temperatures,
         "max_tokens": max_tokens, "repeat": repeat, "precision": precision,
-        "max_repeat": max_repeat, "seed": seed, "device": device, "dtype": dtype,
+        "max_repeat": max_repeat, "seed": seed, "same_texts": same_texts, "device": device,
+        "dtype": dtype,
         "quantization": quantization, "max_model_len": max_model_len,
     }  # fmt: skip
     # All that can be wrong without a model is checked before one is loaded.

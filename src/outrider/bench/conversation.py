@@ -2,12 +2,13 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
 
 from outrider.bench.workloads import Prompt
+from outrider.core.dictation import Dictation
 from outrider.core.errors import InvalidRequest, OutriderError
 from outrider.core.outputs import Delta, RequestOutput
 from outrider.core.params import SamplingParams
@@ -25,6 +26,7 @@ class Answer:
     tokens_at_first: int = 0  # that came with the first
     gaps: list[float] = field(default_factory=list)  # per token after the first
     result: RequestOutput | None = None
+    dictation: Dictation | None = None
 
     def take(self, delta: Delta, now: float) -> None:
         count = len(delta.token_ids)
@@ -57,9 +59,14 @@ class Conversation:
             turn = f"({self.copy + 1}) {turn}"
         self.messages.append({"role": "user", "content": turn})
 
+    @property
+    def place(self) -> str:
+        """Names the turn that comes next, among all of a benchmark."""
+        return f"{self.prompt.id}/{self.copy}/{len(self.answers)}"
+
     def seed(self, base: int) -> int:
         """Fixed by prompt, copy and turn, so that every drafter is asked for the same text."""
-        name = f"{base}/{self.prompt.id}/{self.copy}/{len(self.answers)}"
+        name = f"{base}/{self.place}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
 
 
@@ -96,10 +103,20 @@ class Clock:
 
 
 class Floor:
-    """Lets conversations talk to one engine, `batch_size` at a time."""
+    """Lets conversations talk to one engine, `batch_size` at a time. `texts` says by places what is
+    to be answered, where that is not left to the engine."""
 
-    def __init__(self, llm: LLM, batch_size: int, temperature: float, max_tokens: int, seed: int):
+    def __init__(
+        self,
+        llm: LLM,
+        batch_size: int,
+        temperature: float,
+        max_tokens: int,
+        seed: int,
+        texts: Mapping[str, list[int]] | None = None,
+    ) -> None:
         self.llm = llm
+        self.texts = texts
         self.batch_size = batch_size
         self.temperature = temperature
         self.max_tokens = max_tokens
@@ -135,9 +152,11 @@ class Floor:
             max_tokens=self.max_tokens,
             seed=talk.seed(self.base_seed),
         )
+        dictation = None if self.texts is None else Dictation(self.texts[talk.place])
         asked = self.clock.now
-        request_id = self.llm.engine.add(prompt_ids(self.llm, talk.messages), params)
-        talk.answers.append(Answer(asked))
+        prompt = prompt_ids(self.llm, talk.messages)
+        request_id = self.llm.engine.add(prompt, params, dictation=dictation)
+        talk.answers.append(Answer(asked, dictation=dictation))
         self.speaking[request_id] = talk
 
     def _hear(self, delta: Delta, now: float, finished_one: Callable[[], None]) -> None:

@@ -86,6 +86,15 @@ Quick = Annotated[
 Seed = Annotated[
     int, typer.Option(help="Of the texts at temperatures above 0.", rich_help_panel=HOW)
 ]
+SameTexts = Annotated[
+    bool,
+    typer.Option(
+        "--same-texts",
+        help="Everybody writes plain decoding's texts, so that none is lucky: in low precision near"
+        " ties are decided by the shapes of passes, and drafters write different texts. CPU only.",
+        rich_help_panel=HOW,
+    ),
+]
 Out = Annotated[
     Path, typer.Option(metavar="DIR", help="Where the results go.", rich_help_panel=HOW)
 ]

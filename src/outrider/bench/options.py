@@ -48,6 +48,7 @@ class BenchOptions:
     precision: float | None = None  # half-width of every ratio's interval, as a share of the ratio
     max_repeat: int | None = None  # with a precision: at most; None: MOST_REPEATS
     seed: int = 0
+    same_texts: bool = False  # all drafters are made to write what plain decoding wrote at first
     device: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None

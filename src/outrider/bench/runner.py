@@ -15,6 +15,7 @@ from outrider.bench.conversation import Answer, Conversation, Floor, conversatio
 from outrider.bench.hardware import PeakMemory
 from outrider.bench.options import BenchOptions
 from outrider.bench.plan import Measurement
+from outrider.bench.texts import Texts
 from outrider.bench.workloads import Prompt
 from outrider.core.errors import ConfigError, InvalidRequest
 from outrider.core.outputs import Speculation
@@ -70,6 +71,14 @@ class Engines:
         step of one while another has its turn."""
         return self.base.engine.loaded.device.type == "cpu"
 
+    def check_dictation(self) -> None:
+        for label, llm in self.llms.items():
+            if not llm.engine.takes_dictation:
+                raise ConfigError(
+                    f"--same-texts cannot dictate to drafter {label!r}: it needs a CPU, coupled "
+                    "verification, and no lookahead; in float32 texts are the same without it"
+                )
+
     def measure(
         self,
         measurements: list[Measurement],
@@ -77,6 +86,7 @@ class Engines:
         max_tokens: int,
         seed: int,
         finished_one: Callable[[], None] = lambda: None,
+        texts: Texts | None = None,
     ) -> list[Run]:
         """From a cold start, a run for each category and each of the measurements, which differ in
         the drafter alone: the prompts of a category are all answered before the next begins."""
@@ -85,7 +95,8 @@ class Engines:
         runs = []
         for keys in zip(*(measurement.keys for measurement in measurements), strict=True):
             talking = [
-                Talking(key, self.llms[key.drafter], prompts, max_tokens, seed) for key in keys
+                Talking(key, self.llms[key.drafter], prompts, max_tokens, seed, texts)
+                for key in keys
             ]
             in_turns([each.turns(finished_one) for each in talking])
             runs += [each.run() for each in talking]
@@ -96,12 +107,19 @@ class Talking:
     """The conversations of one run, and what an engine was like before them."""
 
     def __init__(
-        self, key: Key, llm: LLM, prompts: list[Prompt], max_tokens: int, seed: int
+        self,
+        key: Key,
+        llm: LLM,
+        prompts: list[Prompt],
+        max_tokens: int,
+        seed: int,
+        texts: Texts | None,
     ) -> None:
         category, batch_size, temperature = key.setting
+        dictated = None if texts is None else texts.at(temperature)
         self._key, self._llm = key, llm
         self._talks = conversations([p for p in prompts if p.category == category], batch_size)
-        self._floor = Floor(llm, batch_size, temperature, max_tokens, seed)
+        self._floor = Floor(llm, batch_size, temperature, max_tokens, seed, dictated)
         self._memory = PeakMemory(llm.engine.loaded.device)
         self._before = dict(llm.engine.seconds)
         self._replays = Replays(llm)
@@ -217,6 +235,7 @@ def _summed(key: Key, talks: list[Conversation], seconds: float) -> Run:
         drafted=speculation.drafted,
         accepted=speculation.accepted,
         accepted_per_position=speculation.accepted_per_position,
+        overruled=sum(answer.dictation.overruled for answer in answers if answer.dictation),
     )
 
 

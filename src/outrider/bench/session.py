@@ -17,6 +17,7 @@ from outrider.bench.peers.run import PeerOptions, run_peers
 from outrider.bench.plan import Measurement, Plan, side_by_side
 from outrider.bench.results import Results, find_results, make_room
 from outrider.bench.runner import Engines, fitting, pass_cost
+from outrider.bench.texts import Texts
 from outrider.bench.workloads import Prompt
 from outrider.core.errors import OutriderError
 from outrider.model import zoo
@@ -63,6 +64,8 @@ class Session:
     def _load(self, prompts: list[Prompt]) -> tuple[Engines, list[Prompt]]:
         with self.display.stage(f"loading {self.options.model}"):
             engines = Engines.load(self.options)
+        if self.options.same_texts:
+            engines.check_dictation()
         prompts, problems = fitting(engines.base, prompts)
         for problem in problems:
             self.display.note(problem)
@@ -92,11 +95,20 @@ class Session:
             engines.warm_up(self.options, prompts)
             if not results.data["pass_cost"]:
                 results.data["pass_cost"] = pass_cost(engines.base)
+        texts = self._texts(engines, prompts) if self.options.same_texts else None
         with self.display.bar(estimated=self.options.precision is not None) as bar:
             for due in chain([first], rounds):
                 bar.expect(plan.conversations_left(results.runs, due[0].repeat))
                 for together in side_by_side(due) if engines.take_turns else [[m] for m in due]:
-                    results.add(self._measured(engines, together, prompts, bar))
+                    results.add(self._measured(engines, together, prompts, texts, bar))
+
+    def _texts(self, engines: Engines, prompts: list[Prompt]) -> Texts:
+        if self.resume:
+            return Texts.read(self.folder)
+        with self.display.stage("writing the texts that all are to write"):
+            texts = Texts.written_by(engines.base, self.options, prompts)
+        texts.save(self.folder)
+        return texts
 
     def _rounds(self, plan: Plan, results: Results) -> Iterator[list[Measurement]]:
         """What is still to be measured, repeat by repeat; each looks at what the last one left."""
@@ -109,7 +121,12 @@ class Session:
                 yield due
 
     def _measured(
-        self, engines: Engines, together: list[Measurement], prompts: list[Prompt], bar: Bar
+        self,
+        engines: Engines,
+        together: list[Measurement],
+        prompts: list[Prompt],
+        texts: Texts | None,
+        bar: Bar,
     ) -> list[Run]:
         _, names, batch_size, temperature, _ = together[0]
         drafters = " and ".join(measurement.drafter for measurement in together)
@@ -122,6 +139,7 @@ class Session:
             self.options.max_tokens,
             self.options.seed,
             lambda: bar.advance(what, 1),
+            texts,
         )
 
     def _run_peers(self, prompts: list[Prompt], results: Results) -> None:

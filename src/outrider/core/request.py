@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
+from outrider.core.dictation import Dictation
 from outrider.core.documents import Document
 from outrider.core.params import SamplingParams
 
@@ -20,6 +21,7 @@ class Request:
     bad_word_ids: list[list[int]] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     shared_documents: tuple[Document, ...] = ()  # the engine's, before the request's own
+    dictation: Dictation | None = None
 
     def __post_init__(self) -> None:
         self.tokens = [*self.prompt_ids, *self.output_ids]  # committed text, kept in step by append

@@ -13,7 +13,7 @@ from outrider.drafters.shapes import Shape
 from outrider.sampling.choose import NO_TOKEN
 
 LEAST = 0.01  # path probability below which a node is not worth a row of any pass
-ENABLING = 0.55  # of a level's price: without it there are none below it, which may pay more
+ENABLING = 0.45  # of a level's price, which it need not pay: without it there are none below it
 LIKELY_CHILD = 0.8  # given its parent: more is not hoped for where rows have a price
 
 
@@ -225,6 +225,12 @@ class Grown(Draft):
         return self._tree_of(order, source)
 
 
+def level_price(drafts: int, times: LevelTimes) -> float:
+    """Seconds that one more level must be worth: less than it takes, as those below it may pay
+    more. But of many drafts few go on for long, and the price is all that the others see of it."""
+    return (1 - ENABLING / drafts) * times.of(drafts)
+
+
 def going_on(drafts: list[Draft], times: LevelTimes) -> list[Draft]:
     """Those that one more level pays for, all in one pass: for a few of them it takes nearly as
     long as for all."""
@@ -232,7 +238,7 @@ def going_on(drafts: list[Draft], times: LevelTimes) -> list[Draft]:
     best, count, worth = 0.0, 0, 0.0
     for number, draft in enumerate(ranked, 1):
         worth += draft.next_level
-        gain = worth - ENABLING * times.of(number)
+        gain = worth - level_price(number, times)
         if gain >= best:
             best, count = gain, number
     kept = set(ranked[:count])

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from outrider.core.dictation import Dictation
 from outrider.core.errors import ConfigError, InvalidRequest, OutriderError
 from outrider.core.outputs import Delta
 from outrider.core.params import SamplingParams
@@ -160,10 +161,16 @@ class Engine:
         params: SamplingParams | None = None,
         request_id: str | None = None,
         streamed: bool = True,
+        dictation: Dictation | None = None,
     ) -> str:
         """Queue a request; its id. Raises InvalidRequest at once when it could never be served.
         Where it is not `streamed`, steps tell of its end alone."""
         params = params or SamplingParams()
+        if dictation is not None and not self.takes_dictation:
+            raise InvalidRequest(
+                "a text is dictated on a CPU only, under coupled verification, and not where a "
+                "drafter reads the target's choices (lookahead)"
+            )
         request_id = secrets.token_hex(8) if request_id is None else request_id
         if request_id in self.jobs:
             raise InvalidRequest(f"request id {request_id!r} is already in use")
@@ -174,7 +181,7 @@ class Engine:
         for sample in range(params.n):
             request = Request(
                 request_id, checked.ids, params, seed, sample, checked.stop_ids, checked.bad_words,
-                shared_documents=self.intake.documents,
+                shared_documents=self.intake.documents, dictation=dictation,
             )  # fmt: skip
             job.sequences.append(Sequence(request, job, checked.limit, self._detokenizer(request)))
             self.drafting.add(request, plan)
@@ -193,6 +200,12 @@ class Engine:
         have finished."""
         job = self.jobs.get(request_id)
         return self._end_job(job, "abort") if job else []
+
+    @property
+    def takes_dictation(self) -> bool:
+        """Whether the host decides on every token, one after the other."""
+        on_host = self.loaded.device.type == "cpu" and not self.drafting.crew.reads_choices
+        return on_host and self.draft_config.verification == "coupled"
 
     @property
     def idle(self) -> bool:

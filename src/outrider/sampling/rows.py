@@ -38,6 +38,11 @@ class Row:
         """The output position of the token that this row decides."""
         return self.request.position + len(self.path)
 
+    def decided(self, chosen: int) -> int:
+        """What the text goes on with, where it has come here and the target has chosen this."""
+        dictation = self.request.dictation
+        return chosen if dictation is None else dictation.decide(self.position, chosen)
+
     def failure(self) -> RowError:
         """Why no token could be chosen here."""
         if self.error is not None:

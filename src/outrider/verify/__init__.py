@@ -47,7 +47,8 @@ def verify(
     def choices(at: list[int]) -> list[int]:
         reached = [rows[i] for i in at]
         scores = process(_picked(logits, at), reached, counts)  # [at, vocabulary]
-        return _found(choose(scores, reached).tolist(), at, rows.__getitem__)
+        found = _found(choose(scores, reached).tolist(), at, rows.__getitem__)
+        return [row.decided(token) for row, token in zip(reached, found, strict=True)]
 
     return walk(trees, choices)
 

@@ -76,7 +76,7 @@ def test_a_point_alone_in_use_moves_all_alike() -> None:
     cost = PassCost(MEASURED)
     for _ in range(200):
         cost.learn(4, 1, 0, 30.0)
-    assert [cost.seconds(n) for n in (1, 4, 8)] == pytest.approx([20, 30, 34], rel=0.02)
+    assert [cost.seconds(n) for n in (1, 4, 8)] == pytest.approx([20, 30, 34], rel=0.07)
 
 
 def test_a_wrong_point_is_corrected() -> None:
@@ -91,14 +91,28 @@ def test_a_wrong_point_is_corrected() -> None:
 
 
 def test_what_was_never_seen_of_many_texts_is_guessed_from_their_pass_without_drafts() -> None:
-    """Prompts are read at a pace of their own: twice as slow as measured here, which says nothing
-    of drafts. The pass without them takes two thirds of what was measured."""
+    """It takes two thirds of what was measured; and a lone text twice as long, which says nothing
+    of four."""
     cost = PassCost(replace(MEASURED, rows=[1, 4, 8, 64], seconds=[10.0, 12.0, 18.0, 90.0]))
     for _ in range(20):
-        cost.learn(64, 4, 0, 180.0)
+        cost.learn(1, 1, 0, 20.0)
         cost.learn(4, 4, 0, 8.0)
     assert cost.seconds(4, 4) == pytest.approx(8.0, rel=0.1)
     assert cost.seconds(8, 4) / cost.seconds(4, 4) == pytest.approx(18 / 12, rel=0.1)
+
+
+def test_drafts_do_not_seem_dear_after_a_slow_minute() -> None:
+    """In which all passes had drafts: a pass without was not seen to be slow, but it would have
+    been. And the other way round."""
+    for slow in (1.5, 1 / 1.5):
+        cost = PassCost(MEASURED)
+        for _ in range(40):
+            cost.learn(4, 4, 0, 16.5)
+            cost.learn(8, 4, 0, 18.5)
+        for _ in range(30):
+            cost.learn(8, 4, 0, slow * 18.5)
+        assert cost.seconds(8, 4) == pytest.approx(slow * 18.5, rel=0.03)
+        assert cost.seconds(8, 4) / cost.seconds(4, 4) == pytest.approx(18.5 / 16.5, rel=0.03)
 
 
 def test_one_hiccup_changes_little() -> None:
@@ -129,7 +143,7 @@ def test_many_texts_are_known_after_a_few_passes() -> None:
 def test_what_drafts_take_does_not_change_a_pass_without() -> None:
     """Five rows of four texts are nearest to the point at four, which is that of a plain pass."""
     cost = PassCost(MEASURED)
-    for _ in range(20):
+    for _ in range(40):
         cost.learn(4, 4, 0, 10.0)
         cost.learn(5, 4, 0, 20.0)
     assert cost.seconds(4, 4) == pytest.approx(10.0, rel=0.15)

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, log
 
-KEEP = 0.95  # of an estimate per step, where a new measurement comes in
-FIRST = 3  # passes over so many rows of which the fastest counts: it was disturbed least
-TRUST = 2  # passes until what they have shown counts as much as what all have, once FIRST are seen
+from outrider.engine.policy.moods import Moods
+
 STALE = 64  # passes with drafts until one without is worth having, to see what it takes now;
-SOON = 16  # and until it was seen a few times
-OUTLIER = 3.0  # a step this many times slower or faster than predicted says nothing of the pass
+SOON = 16  # and until it was seen
+FIRST = 3  # times
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,12 @@ class PassCost:
     that is slow for a while changes nothing.
 
     As many rows cost one text less than many, and what a further row costs depends on that, too. So
-    there is a curve for each size of batch, by its bits: the measured one, corrected by the passes
-    that had about as many texts."""
+    there is a curve for each size of batch, by its bits: the measured one, corrected by what passes
+    have shown."""
 
     measured: Measured
     fixed: bool = False  # nothing is learned
-    _common: float = 0.0  # log of how much slower passes are than measured
-    # By bits of the batch size, the same at each point of the curve, and how often it was seen.
-    _own: dict[int, list[float]] = field(default_factory=dict)
-    _seen: dict[int, list[int]] = field(default_factory=dict)
+    # By bits of the batch size:
     _plain: dict[int, int] = field(default_factory=dict)  # passes without drafts,
     _drafted: dict[int, int] = field(default_factory=dict)  # and with, since the last of those
     _curves: dict[int, list[float]] = field(default_factory=dict)
@@ -46,6 +42,7 @@ class PassCost:
     def __post_init__(self) -> None:
         self._points = self.measured.rows
         self._base = smooth(self.measured.seconds)
+        self._moods = Moods(self._points)
 
     def _curve(self, sequences: int) -> list[float]:
         """[points]: seconds for a batch of about so many."""
@@ -57,24 +54,10 @@ class PassCost:
     def _corrected(self, bits: int) -> list[float]:
         # No pass has fewer rows than texts: below that nothing is seen, and the slope goes on.
         least = max(0, bisect_right(self._points, 1 << (bits - 1)) - 1)
+        slower = self._moods.of(bits).tolist()
         return smooth(
-            [
-                base * exp(self._correction(bits, max(point, least)))
-                for point, base in enumerate(self._base)
-            ]
+            [base * exp(slower[max(point, least)]) for point, base in enumerate(self._base)]
         )
-
-    def _correction(self, bits: int, point: int) -> float:
-        """Log of how much slower than measured: by a point's own passes, and by those over fewer
-        rows. Of as many texts, that is: drafts are weighed against a pass without, and prompts may
-        be read at a pace of their own."""
-        known = self._common
-        if bits not in self._seen:
-            return known
-        for own, seen in zip(self._own[bits][: point + 1], self._seen[bits], strict=False):
-            if seen >= FIRST:
-                known += seen / (seen + TRUST) * (own - known)
-        return known
 
     def seconds(self, rows: int, sequences: int = 1, keys: int = 0) -> float:
         """Of a pass over so many rows in all; `keys` is the context of all sequences."""
@@ -89,8 +72,8 @@ class PassCost:
         extra_keys = max(0, keys - sequences * known.context)
         # What depends neither on rows nor on drafts, corrected like a pass without drafts.
         fixed = (sequences - 1) * known.per_sequence + extra_keys * known.per_key
-        bits = sequences.bit_length()
-        return cost + fixed * exp(self._correction(bits, self._point_of(sequences, sequences)))
+        slower = self._moods.of(sequences.bit_length())[self._point_of(sequences, sequences)]
+        return cost + fixed * exp(slower)
 
     def growing(self, rows: int, more: int, sequences: int = 1, keys: int = 0) -> list[float]:
         """1 + more: of passes over `rows` rows, one more, and so on."""
@@ -115,20 +98,9 @@ class PassCost:
         """A pass over so many rows took so long."""
         if self.fixed:
             return
-        predicted = self.seconds(rows, sequences, keys)
-        if seconds <= 0 or not 1 / OUTLIER < seconds / predicted < OUTLIER:
-            seconds = predicted * (OUTLIER if seconds > predicted else 1 / OUTLIER)
-        error = log(seconds / predicted)
         bits, point = sequences.bit_length(), self._point_of(rows, sequences)
-        own = self._own.setdefault(bits, [0.0] * len(self._points))
-        seen = self._seen.setdefault(bits, [0] * len(self._points))
-        shown = self._correction(bits, point) + error  # what it would have had to be
-        self._common += (1 - KEEP) * (shown - self._common)
-        if seen[point] < FIRST:
-            own[point] = min(own[point], shown) if seen[point] else shown
-        else:
-            own[point] += (1 - KEEP) * (shown - own[point])
-        seen[point] += 1
+        surprise = log(max(seconds, 1e-9) / self.seconds(rows, sequences, keys))
+        self._moods.learn(bits, point, surprise)
         if rows > sequences:
             self._drafted[bits] = self._drafted.get(bits, 0) + 1
         else:
