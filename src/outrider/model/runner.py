@@ -44,6 +44,7 @@ class Runner:
         self.fixed_rows = 0  # rows of every pass that is no graph; 0: as many as there are
         self.graphs: Graphs | None = None  # for passes over few rows, on a GPU
         self.way = "eager"  # how those go, in words
+        self._sizes: set[int] = set()  # rows of passes so far
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
         self.reproducible = reproducible
         self.taps = Taps()
@@ -141,8 +142,9 @@ class Runner:
 
     @property
     def prepared(self) -> int:
-        """Grows when something is built that later passes use again."""
-        return self.graphs.captured if self.graphs is not None else 0
+        """Grows when something is built that later passes use again: a graph, or on a CPU the
+        products over a number of rows that no pass had before."""
+        return self.graphs.captured if self.graphs is not None else len(self._sizes)
 
     @property
     def runs_ahead(self) -> bool:
@@ -192,6 +194,7 @@ class Runner:
         self, tokens: list[int], positions: list[int], wanted: list[int], step: Pass
     ) -> Tensor:
         """[wanted rows, vocabulary]."""
+        self._sizes.add(len(tokens))
         with attending(step):
             output = self.model(
                 input_ids=torch.tensor([tokens], device=self.device),
