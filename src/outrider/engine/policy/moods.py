@@ -15,7 +15,7 @@ import numpy as np
 
 # Standard deviations, of logarithms.
 NOISE = 0.05  # of a pass
-AT_FIRST = 0.3  # of the mood: it was another one when the machine was calibrated
+AT_FIRST = 1.0  # of the mood: it was another one when the machine was calibrated
 WANDERS = 0.05  # the mood, from one pass to the next
 DRIFTS = 0.003  # an error, from one pass to the next
 BATCH = 0.2  # of the error that all passes over about so many texts have in common
