@@ -14,6 +14,7 @@ from outrider.bench.plan import Measurement
 from outrider.bench.results import FILE, PREVIOUS, Results, make_room, read_results
 from outrider.bench.runner import Engines
 from outrider.bench.session import Session
+from outrider.bench.texts import Texts
 from outrider.bench.workloads import Prompt
 from outrider.core.errors import ConfigError, ModelError
 
@@ -175,6 +176,7 @@ class MadeUp:
         max_tokens: int,
         seed: int,
         finished_one: Callable[[], None] = lambda: None,
+        texts: Texts | None = None,
     ) -> list[Run]:
         if together[0].repeat == self.breaks_at:
             raise KeyboardInterrupt
