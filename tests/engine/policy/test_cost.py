@@ -115,6 +115,15 @@ def test_drafts_do_not_seem_dear_after_a_slow_minute() -> None:
         assert cost.seconds(8, 4) / cost.seconds(4, 4) == pytest.approx(18.5 / 16.5, rel=0.03)
 
 
+def test_what_is_not_seen_for_long_is_no_less_known_than_at_first() -> None:
+    cost = PassCost(MEASURED)
+    for _ in range(30_000):
+        cost.learn(4, 4, 0, 16.5)
+    cost.learn(8, 4, 0, 2 * 18.5)  # a hiccup, maybe
+    assert 18.5 < cost.seconds(8, 4) < 1.4 * 18.5
+    assert cost.seconds(4, 4) == pytest.approx(16.5, rel=0.1)
+
+
 def test_one_hiccup_changes_little() -> None:
     cost = PassCost(MEASURED)
     before = cost.seconds(8) / cost.seconds(1)

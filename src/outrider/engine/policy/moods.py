@@ -48,7 +48,8 @@ class Moods:
         """Log of how much slower a pass was than `of` had it."""
         at = self._place(batch) + point
         self._spread[0, 0] += WANDERS**2
-        errors = np.arange(1, len(self._mean))
+        known = self._spread.diagonal()[1:] < BATCH**2 + SHAPE**2  # better than at first
+        errors = 1 + known.nonzero()[0]
         self._spread[errors, errors] += DRIFTS**2
         shared = self._spread[0] + self._spread[at]  # [state]: covariance with what is seen
         total = shared[0] + shared[at] + NOISE**2
