@@ -73,6 +73,7 @@ class Engine:
         self.max_model_len = min(self.max_model_len, self.kv.total)
         self.runner.allocate(self.kv.total)
         self.runner.speed_up(config.max_num_seqs, self.max_model_len)
+        self.policy.ahead = self.runner.runs_ahead
         self.drafting.bind(self.kv)
         self.scheduler = Scheduler(
             self.kv,

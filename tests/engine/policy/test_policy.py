@@ -106,6 +106,15 @@ def test_a_small_gain_is_taken_for_one_text_and_not_for_many() -> None:
         assert (policy.ask(*question) is not None) is taken
 
 
+def test_drafts_that_interrupt_passes_of_a_device_must_promise_more() -> None:
+    base = Pass(32, 32, 32, 0)
+    for ahead in (False, True):
+        policy = make(FLAT)
+        policy.ahead = ahead
+        kept = policy.choose([[0.1] for _ in range(32)], base, 64).kept
+        assert kept == [[] if ahead else [0]] * 32
+
+
 def test_one_that_nobody_knows_drafts_for_a_few_texts_at_first() -> None:
     """It would have to read all of them, and that is lost where its drafts do not pay."""
     texts = 3 * AT_FIRST

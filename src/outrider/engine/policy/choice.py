@@ -13,7 +13,8 @@ from operator import itemgetter
 
 MARGIN = 0.02  # a gain below this is within the error of the estimates, for one text;
 MARGIN_EACH = 0.006  # and for each further one,
-MOST_MARGIN = 0.06  # up to this
+MOST_MARGIN = 0.06  # up to this,
+MOST_AHEAD = 0.2  # or this, where passes without drafts follow each other and drafts interrupt them
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,11 @@ class Choice:
     speed: float  # geometric mean of the requests' speeds, in tokens per second
 
 
-def margin(writers: int) -> float:
+def margin(writers: int, ahead: bool = False) -> float:
     """What drafts must promise beyond a pass without. More for many texts: those that are drafted
-    for end one by one, and the last of them leave the device half empty."""
-    return min(MARGIN + MARGIN_EACH * (writers - 1), MOST_MARGIN)
+    for end one by one, and the last of them leave the device half empty. `ahead`: whether passes
+    without drafts start before the last one's tokens are known."""
+    return min(MARGIN + MARGIN_EACH * (writers - 1), MOST_AHEAD if ahead else MOST_MARGIN)
 
 
 def mean_speed(log_gain: float, writers: int, seconds: float) -> float:

@@ -32,6 +32,7 @@ class Policy:
     def __init__(self, calibrate: Callable[[], Measured]) -> None:
         self._calibrate = calibrate
         self.always = False  # draft whatever is proposed
+        self.ahead = False  # whether passes without drafts follow each other without the host
         self.timings: defaultdict[str, Timing] = defaultdict(Timing)
         self.following: defaultdict[str, Timing] = defaultdict(Timing)  # drafts on the device
         self.waited = Waiting()
@@ -166,7 +167,7 @@ class Policy:
             room,
             seconds,
             base.log_gain,
-            margin=0.0 if self.always else margin(base.writers),
+            margin=0.0 if self.always else margin(base.writers, self.ahead),
         )
 
     def price(self, drafter: str, backlogs: list[int], base: Pass, follows: bool) -> Price:
@@ -219,7 +220,7 @@ class Policy:
     def pays(self, drafter: str, offer: Offer | None, base: Pass, speed: float) -> bool:
         """Whether an offer promises enough beyond `speed`. While a drafter has shown too little to
         be judged, anything is enough: how else could it show more?"""
-        beyond = margin(base.writers) if self._known(drafter) else 0.0
+        beyond = margin(base.writers, self.ahead) if self._known(drafter) else 0.0
         return offer is not None and offer.speed > (1 + beyond) * speed
 
     def _known(self, drafter: str) -> bool:
