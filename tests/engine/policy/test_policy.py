@@ -5,7 +5,8 @@ from tests.engine.policy.replay import STEPPED
 
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
-from outrider.core.tree import TokenTree
+from outrider.core.tree import ROOT, TokenTree
+from outrider.drafters.shapes import Shape
 from outrider.engine.policy.cost import Measured
 from outrider.engine.policy.gate import SHORTEST_PAUSE, Pass
 from outrider.engine.policy.interest import RARELY, Interest
@@ -299,13 +300,22 @@ def test_a_drafter_that_takes_long_is_tried_three_times_at_first() -> None:
     assert asked == FIRST
 
 
-def test_silence_is_a_miss_of_a_drafter_that_nobody_knows_and_of_no_other() -> None:
-    policy = make()
-    for _ in range(2 * UNPROVEN):
-        policy.learn_silence("d")
-    level = policy.tracks["d"].levels[0]
-    assert level.count == UNPROVEN and level.hits == 0
-    for _ in range(UNPROVEN):
-        policy.learn(ask(), "e", TokenTree.chain([5], "e"), [5])
-    policy.learn_silence("e")
-    assert policy.tracks["e"].levels[0].hits == policy.tracks["e"].levels[0].count
+def test_a_drafter_that_is_always_silent_is_not_asked_forever() -> None:
+    """One that nobody knows, and one that was good at first; of trees, too."""
+    shapes = [Shape((ROOT,) * 3)]
+    for guesses in (0, UNPROVEN):
+        policy = make(FLAT)
+        policy.timings["d"] = Timing(None, {1: 1.0}, FIRST)
+        request = ask()
+        for _ in range(guesses):
+            policy.learn(request, "d", TokenTree.chain([5], "d"), [5])
+        asked = 0
+        for _ in range(200):
+            sizes = [Size(nodes, 1) for nodes in (1, 2, 3)]
+            gains = policy.gains([request], "d", sizes, shapes, [3])[0]
+            price = policy.price("d", [0], ALONE, follows=False)
+            outlook = Outlook(gains, 0.0, 3)
+            if policy.ask("d", [outlook], sizes, ALONE, 1 / 10.0, price) is not None:
+                asked += 1
+                policy.learn_silence("d")
+        assert asked < 24 + 2 * guesses

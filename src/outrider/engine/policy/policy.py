@@ -10,7 +10,7 @@ import numpy as np
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.shapes import Shape
-from outrider.engine.policy.acceptance import Record, Track, learn, path_chances
+from outrider.engine.policy.acceptance import OTHERS, Record, Track, learn, path_chances
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, margin, mean_speed
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.policy.gate import LOOKING, Doubt, Pass, Pause, reading_seconds
@@ -98,11 +98,9 @@ class Policy:
         learn(tree, text, self.tracks[drafter], self._record(request, drafter))
 
     def learn_silence(self, drafter: str) -> None:
-        """A drafter that costs time was asked for a text, and found nothing worth proposing. Of one
-        that nobody knows it is a wrong guess: nothing else may ever be heard of it. One that is
-        known has spared the pass a row."""
-        if not self._known(drafter):
-            self.tracks[drafter].learn_level(1, [False])
+        """A drafter that costs time was asked for a text, and found nothing worth proposing: no more
+        is gained by that than by wrong guesses of all ranks."""
+        self.tracks[drafter].learn_level(1, [False] * (1 + len(OTHERS)))
 
     def release(self, request: Request) -> None:
         self._records.pop(request, None)
