@@ -318,4 +318,4 @@ def test_a_drafter_that_is_always_silent_is_not_asked_forever() -> None:
             if policy.ask("d", [outlook], sizes, ALONE, 1 / 10.0, price) is not None:
                 asked += 1
                 policy.learn_silence("d")
-        assert asked < 24 + 2 * guesses
+        assert asked < 50 + 2 * guesses  # of 200

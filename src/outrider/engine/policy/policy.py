@@ -98,8 +98,8 @@ class Policy:
         learn(tree, text, self.tracks[drafter], self._record(request, drafter))
 
     def learn_silence(self, drafter: str) -> None:
-        """A drafter that costs time was asked for a text, and found nothing worth proposing: no more
-        is gained by that than by wrong guesses of all ranks."""
+        """A drafter that costs time was asked for a text, and found nothing worth proposing: no
+        more is gained by that than by wrong guesses of all ranks."""
         self.tracks[drafter].learn_level(1, [False] * (1 + len(OTHERS)))
 
     def release(self, request: Request) -> None:
