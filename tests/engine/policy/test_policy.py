@@ -301,14 +301,14 @@ def test_a_drafter_that_takes_long_is_tried_three_times_at_first() -> None:
 
 
 def test_a_drafter_that_is_always_silent_is_not_asked_forever() -> None:
-    """One that nobody knows, and one that was good at first; of trees, too."""
+    """One that nobody knows, and one that was good for other texts."""
     shapes = [Shape((ROOT,) * 3)]
     for guesses in (0, UNPROVEN):
         policy = make(FLAT)
         policy.timings["d"] = Timing(None, {1: 1.0}, FIRST)
         request = ask()
         for _ in range(guesses):
-            policy.learn(request, "d", TokenTree.chain([5], "d"), [5])
+            policy.learn(ask(), "d", TokenTree.chain([5], "d"), [5])
         asked = 0
         for _ in range(200):
             sizes = [Size(nodes, 1) for nodes in (1, 2, 3)]
@@ -318,4 +318,4 @@ def test_a_drafter_that_is_always_silent_is_not_asked_forever() -> None:
             if policy.ask("d", [outlook], sizes, ALONE, 1 / 10.0, price) is not None:
                 asked += 1
                 policy.learn_silence("d")
-        assert asked < 50 + 2 * guesses  # of 200
+        assert asked < 50 + 5 * guesses < 200
