@@ -23,6 +23,7 @@ GAIN_KEEP = 0.98  # of the mean over all requests, which newcomers inherit
 AMORTISED = 32  # steps over which a drafter's reading of a text must pay
 UNPROVEN = 24  # drafts of which the first guess was judged: from then on a drafter is known
 AT_FIRST = 8  # texts that it drafts for at once until then: it must read them first, maybe in vain
+SILENCE = 2.0  # wrong guesses that count as much: it is the drafter itself who thinks it would miss
 THOUGHT_OVER = 8  # passes with drafts on the device, before another shape of them is considered
 
 
@@ -100,7 +101,7 @@ class Policy:
     def learn_silence(self, drafter: str) -> None:
         """A drafter that costs time was asked for a text, and found nothing worth proposing: no
         more is gained by that than by wrong guesses of all ranks."""
-        self.tracks[drafter].learn_level(1, [False] * (1 + len(OTHERS)))
+        self.tracks[drafter].suppose_level(1, [0.0] * (1 + len(OTHERS)), SILENCE)
 
     def release(self, request: Request) -> None:
         self._records.pop(request, None)
