@@ -1,15 +1,18 @@
 """What the policy hears of the time that passes take."""
 
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.engine.helpers import Models, make_llm
 
 from outrider.core.tree import TokenTree
 from outrider.engine import stopwatch
 from outrider.engine.launched import Launched
 from outrider.engine.policy.timing import Waiting
 from outrider.engine.stopwatch import Stopwatch
+from outrider.model.segment import Segment
 
 
 class Heard(list[tuple[Any, ...]]):
@@ -62,6 +65,20 @@ def test_passes_that_waited_for_a_graph_to_be_captured_tell_nothing(
     clock.teach()
     assert policy.cost == [(3, 1, 3, 1.0), (3, 1, 3, 2.0)]
     assert policy.waited == [(1.0, 1)]
+
+
+def test_on_a_cpu_the_first_pass_over_a_number_of_rows_tells_nothing(models: Models) -> None:
+    """Products of that size are prepared in it, and used again by all others."""
+    llm = make_llm(models.target, None)
+    runner = llm.engine.runner
+
+    def prepares(rows: int) -> bool:
+        before = runner.prepared
+        slots = array("q", range(1, 1 + rows))
+        runner.forward([Segment.chain([5] * rows, slots, array("q"), 0)])
+        return runner.prepared > before
+
+    assert [prepares(rows) for rows in (11, 11, 13, 11, 13)] == [True, False, True, False, False]
 
 
 def test_the_shortest_of_the_first_waits_counts_and_none_before_them() -> None:
