@@ -248,6 +248,14 @@ def test_a_level_is_paid_for_by_all_that_share_it() -> None:
     assert chosen([math.inf, math.inf], times) == [math.inf] * 2  # where nobody weighs
 
 
+def test_one_draft_alone_may_go_on_for_what_many_may_not() -> None:
+    """At 0.575 of what the level takes, and at 0.56 and 0.96 of it."""
+    times = timed(4.0, 4.2, 4.6, 5.0)
+    assert chosen([2.3], times) == [2.3]
+    assert chosen([0.35] * 8, times) == []
+    assert chosen([0.6] * 8, times) == [0.6] * 8
+
+
 def test_of_levels_nobody_has_timed_all_are_drafted_that_promise_anything() -> None:
     assert chosen([0.1, -0.1], LevelTimes()) == [0.1]
 
