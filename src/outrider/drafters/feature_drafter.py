@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
+from torch.nn.functional import pad
 
 from outrider.core.request import Request
 from outrider.core.tree import ROOT
@@ -20,6 +21,7 @@ from outrider.heads.head import RecurrentHead
 from outrider.model.attention import BACKENDS, Pass
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
+from outrider.model.row_sizes import MOST, STEP, filled_up, prepares
 from outrider.model.segment import Segment
 
 if TYPE_CHECKING:
@@ -55,6 +57,11 @@ class FeatureDrafter(TrainedDrafter):
         self._catch_up_rows = GPU_CATCH_UP_ROWS if on_gpu else CATCH_UP_ROWS
         # Per request: the head's states after the text (ROOT) and after nodes of its draft.
         self._states: dict[Request, dict[int, Tensor]] = {}
+        self._sizes: set[tuple[str, int]] = set()  # numbers of rows that products are prepared for
+
+    @property
+    def prepared(self) -> int:
+        return len(self._sizes) if self.loop is None else self.loop.captured
 
     def _allocate(self, kv: KVCache) -> None:
         self.entries = Entries(kv)
@@ -135,15 +142,27 @@ class FeatureDrafter(TrainedDrafter):
         """The head's states [rows, hidden size]; features [rows, hidden size]."""
         tokens = [token for segment in segments for token in segment.tokens]
         positions = [position for segment in segments for position in segment.positions]
+        beyond = self._beyond("states", len(tokens))
         numbers = torch.tensor([tokens, positions], device=self.device)  # [2, rows]
-        return self.run(pass_over(segments, self.device), features, numbers[0], numbers[1])
+        numbers, features = pad(numbers, (0, beyond)), pad(features, (0, 0, 0, beyond))
+        step = pass_over(segments, self.device, beyond)
+        return self.run(step, features, numbers[0], numbers[1])[: len(tokens)]
+
+    def _beyond(self, what: str, rows: int) -> int:
+        """Rows of nobody that products over these are filled up with, and notes their number."""
+        if not prepares(self.device, self.dtype):
+            return 0
+        if rows <= MOST:  # else preparing is a small part of it
+            self._sizes.add((what, filled_up(rows, exact=STEP)))
+        return filled_up(rows, exact=STEP) - rows
 
     def run(self, step: Pass, features: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
         """The same; tokens and positions [rows]."""
         raise NotImplementedError
 
     def _logits(self, states: Tensor) -> Tensor:
-        return self.head.logits(states)
+        beyond = self._beyond("logits", len(states))
+        return self.head.logits(pad(states, (0, 0, 0, beyond)))[: len(states)]
 
     # ---- the loop on the device ----
 

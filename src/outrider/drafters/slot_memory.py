@@ -8,6 +8,7 @@ from torch import Tensor
 
 from outrider.heads.block import Attend
 from outrider.model.attention import LayerKV, Pass
+from outrider.model.runner import SCRAP
 from outrider.model.segment import Segment, group_segments
 
 
@@ -41,8 +42,10 @@ class SlotMemory:
         return attend
 
 
-def pass_over(segments: list[Segment], device: torch.device) -> Pass:
+def pass_over(segments: list[Segment], device: torch.device, beyond: int = 0) -> Pass:
+    """With so many rows of nobody `beyond` those of the segments."""
     slots = np.concatenate([np.array(s.slots, dtype=np.int64) for s in segments])
+    slots = np.pad(slots, (0, beyond), constant_values=SCRAP)
     groups = [group.to(device) for group in group_segments(segments)]
     return Pass(torch.from_numpy(slots).to(device), groups)
 

@@ -91,8 +91,10 @@ class Pass:
 
     @cached_property
     def _in_order(self) -> bool:
-        """A single group's rows are those of the pass, in that order."""
-        return len(self.groups) == 1 and not self.groups[0].padded
+        """A single group's rows are those of the pass, in that order, and there are no others."""
+        if len(self.groups) > 1 or self.groups[0].padded:
+            return False
+        return self.groups[0].rows.numel() == len(self.write_slots)
 
     @cached_property
     def _taken(self) -> Tensor:
@@ -101,8 +103,8 @@ class Pass:
 
     @cached_property
     def _back(self) -> Tensor:
-        """Where among those each row of the pass is: [rows]."""
-        back, first = torch.empty_like(self.write_slots, dtype=torch.int64), 0
+        """Where among those each row of the pass is: [rows]; those of nobody are the first."""
+        back, first = torch.zeros_like(self.write_slots, dtype=torch.int64), 0
         for group in self.groups:
             back[group.real_rows] = first + group.real
             first += group.rows.numel()

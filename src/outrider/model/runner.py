@@ -18,6 +18,7 @@ from outrider.model.features import Features, Tap, Taps
 from outrider.model.flight import Flight, joined
 from outrider.model.layout import lay_out_for_few_rows
 from outrider.model.loading import LoadedModel
+from outrider.model.row_sizes import filled_up, prepares
 from outrider.model.segment import Group, Segment, group_segments, wanted_rows
 from outrider.model.skipping import DecoderLayers
 
@@ -45,6 +46,7 @@ class Runner:
         self.graphs: Graphs | None = None  # for passes over few rows, on a GPU
         self.way = "eager"  # how those go, in words
         self._sizes: set[int] = set()  # rows of passes so far
+        self._prepares = prepares(self.device, loaded.dtype)
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
         self.reproducible = reproducible
         self.taps = Taps()
@@ -183,11 +185,15 @@ class Runner:
         """By the module itself."""
         rows = [token for segment in segments for token in segment.tokens]
         slots = np.concatenate([np.array(s.slots, dtype=np.int64) for s in segments])
+        positions = [position for segment in segments for position in segment.positions]
+        if self._prepares:
+            beyond = filled_up(len(rows)) - len(rows)
+            slots = np.pad(slots, (0, beyond), constant_values=SCRAP)
+            rows, positions = rows + [0] * beyond, positions + [0] * beyond
         step = Pass(
             write_slots=torch.from_numpy(slots).to(self.device),
             groups=[group.to(self.device) for group in group_segments(segments)],
         )
-        positions = [position for segment in segments for position in segment.positions]
         return self._call(rows, positions, wanted_rows(segments), step)
 
     def _call(
@@ -195,12 +201,15 @@ class Runner:
     ) -> Tensor:
         """[wanted rows, vocabulary]."""
         self._sizes.add(len(tokens))
+        # A pass without wanted rows (a prefill chunk) still asks for one: 0 means all.
+        kept = wanted or [0]
+        if self._prepares:
+            kept = kept + [0] * (filled_up(len(kept)) - len(kept))
         with attending(step):
             output = self.model(
                 input_ids=torch.tensor([tokens], device=self.device),
                 position_ids=torch.tensor([positions], device=self.device),
-                # A pass without wanted rows (a prefill chunk) still asks for one: 0 means all.
-                logits_to_keep=torch.tensor(wanted or [0], device=self.device),
+                logits_to_keep=torch.tensor(kept, device=self.device),
                 use_cache=False,
             )
         return output.logits[0, : len(wanted)]

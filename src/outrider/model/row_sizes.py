@@ -1,0 +1,27 @@
+"""How many rows a pass on a CPU has: one of few numbers.
+
+oneDNN prepares every product in bfloat16 for its number of rows, which takes 5 to 10 ms of the
+first pass of a size, and keeps so many of them that a few dozen sizes fit. Where drafts come and
+go, nearly every pass over many texts would have a size of its own. So such passes are filled up
+with rows of nobody, which write the scrap slot and attend to nothing.
+"""
+
+import torch
+
+EXACT = 16  # rows that a lone text with a tree has: all these sizes come back soon
+MOST = 128  # beyond that, passes read prompts, and preparing is a small part of them
+STEP = 4  # rows, and twice as many for passes of more than
+LARGE = 64
+
+
+def prepares(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products are prepared for numbers of rows."""
+    return device.type == "cpu" and dtype == torch.bfloat16
+
+
+def filled_up(rows: int, exact: int = EXACT) -> int:
+    """The number of rows that a pass over so many has; as it is up to `exact`."""
+    if not exact < rows <= MOST:
+        return rows
+    step = STEP if rows <= LARGE else 2 * STEP
+    return -(-rows // step) * step
