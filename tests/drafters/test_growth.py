@@ -165,6 +165,15 @@ def timed(*seconds: float) -> LevelTimes:
     return times
 
 
+def test_a_level_that_is_interrupted_counts_little() -> None:
+    times = timed(1.0)
+    times.learn(100.0, 1)
+    assert 1.0 < times.of(1) < 1.3
+    times = timed(100.0)  # the first
+    times.learn(1.0, 1)
+    assert times.of(1) == 1.0
+
+
 def grow_together(drafts: list[Draft], toys: list[Toy], times: LevelTimes) -> list[int]:
     """How many of them each level was for."""
     toy_of = dict(zip(drafts, toys, strict=True))

@@ -23,6 +23,7 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import Verdict
+from outrider.drafters.candidates import Found
 
 TREES: list[Any] = [[3, 2, 1], [[0], [1], [0, 0], [0, 1], [0, 0, 0]], "optimal", "confidence"]
 
@@ -50,6 +51,25 @@ def proposed_with(tree: Any, models: Models, nodes: int, depth: int) -> tuple[An
     llm.engine.kv.reserve(request, len(request.tokens) + nodes)
     (proposed,) = drafter.propose_to([request], [nodes], depth)
     return drafter, proposed
+
+
+def test_levels_are_counted_though_the_last_of_them_finds_nothing(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By them it is known what a level takes: one that finds nothing takes as long as others."""
+    drafter, proposed = proposed_with("confidence", models, nodes=4, depth=3)
+    assert drafter.levels == max(proposed.depths) > 1
+    find = type(drafter)._find
+    calls = []
+
+    def found(self: Any, logits: Any, rows: Any, wanted: Any, lanes: Any) -> Any:
+        calls.append(1)
+        children = find(self, logits, rows, wanted, lanes)
+        return [Found([], [])] * len(rows) if len(calls) > 1 else children
+
+    monkeypatch.setattr(type(drafter), "_find", found)
+    drafter, proposed = proposed_with("confidence", models, nodes=4, depth=3)
+    assert max(proposed.depths) == 1 and drafter.levels == len(calls) == 2
 
 
 @pytest.mark.parametrize("tree", ["chain", *TREES[:2]], ids=str)

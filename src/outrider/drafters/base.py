@@ -146,6 +146,8 @@ class Drafter:
         takes."""
         return False
 
+    levels = 0  # passes of the last drafts, where it weighs that; the last may have found nothing
+
     def propose_to(
         self, batch: list[Request], budgets: list[int], depth: int, worth: Worth = FREE
     ) -> list[TokenTree]:

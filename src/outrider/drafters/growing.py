@@ -126,10 +126,13 @@ class GrowingDrafter(Drafter):
         active = [draft for draft in drafts if draft.frontier]
         if active:
             self._extend(active, self.level(active))
+        self.levels = 1
         while active := going_on([draft for draft in active if draft.frontier], times):
-            start = perf_counter()
+            start, prepared = perf_counter(), self.prepared
             self._extend(active, self.level(active))
-            times.learn(perf_counter() - start, len(active))
+            self.levels += 1
+            if self.prepared == prepared:
+                times.learn(perf_counter() - start, len(active))
         return [draft.tree(self.name) for draft in drafts]
 
     def review(self, batch: list[Request], trees: list[TokenTree], verdicts: list[Verdict]) -> None:

@@ -1,6 +1,7 @@
 """What one more level of drafts takes: it is one pass, for however many of them."""
 
 KEEP = 0.9  # of an estimate, where a new measurement comes in
+OUTLIER = 3.0  # what is that much longer counts as this much: it was interrupted
 
 
 class LevelTimes:
@@ -12,7 +13,9 @@ class LevelTimes:
 
     def learn(self, seconds: float, drafts: int) -> None:
         old = self._seconds.get(drafts.bit_length(), seconds)
-        self._seconds[drafts.bit_length()] = KEEP * old + (1 - KEEP) * seconds
+        if OUTLIER * seconds < old:  # then those before it were interrupted
+            old = seconds
+        self._seconds[drafts.bit_length()] = KEEP * old + (1 - KEEP) * min(seconds, OUTLIER * old)
 
     def of(self, drafts: int) -> float:
         """Seconds, from the nearest number that was seen; nothing, while none was."""

@@ -18,7 +18,7 @@ from outrider.engine.prospects import prospects
 from outrider.model.kv import KVCache
 from outrider.model.runner import Runner
 
-ROUTINE = 16  # rows at most that a drafter reads before a draft, once it follows a text
+ROUTINE = 16  # rows at most, and one for each text, that a drafter reads where it follows texts
 
 
 class Drafting:
@@ -142,9 +142,12 @@ class Drafting:
         taken = sum(len(tree) for tree in trees.values())
         base = base._replace(rows=base.rows + taken)
         if free and rested:
+            start = perf_counter()
             decided = self._decide(free, budget, base, room - taken, late)
             futile = not any(map(len, decided.values())) and not self.wanted
-            self._rest.learn(futile, self.hurried and not self.policy.always)
+            hurried = self.hurried and not self.policy.always
+            step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
+            self._rest.learn(futile, hurried, perf_counter() - start, step)
             trees |= decided
         return [trees.get(request, nothing) for request in batch]
 
@@ -269,8 +272,8 @@ class Drafting:
         if drafter.prepared == prepared:  # what is built once does not tell what the next one takes
             timing, levels = self.policy.timings[drafter.name], depth or drafter.depth(max(budgets))
             if drafter.weighs:
-                levels = max(1, *(max(tree.depths, default=0) for tree in trees))
-            if max(backlogs) <= ROUTINE:
+                levels = drafter.levels
+            if sum(backlogs) <= ROUTINE + len(batch):
                 timing.learn(seconds, len(batch), levels)
             else:
                 timing.learn_reading(seconds, sum(backlogs), len(batch), levels)

@@ -99,6 +99,7 @@ class Weighing(Ranked):
     ) -> list[TokenTree]:
         far = 1 + batch[0].position % 2
         self.seen.append((worth, far))
+        self.levels = min(depth, far)
         return super().propose_to(batch, budgets, min(depth, far), worth)
 
 
@@ -117,7 +118,7 @@ def test_a_drafter_that_weighs_is_told_prices_and_goes_as_far_as_it_likes(
     late = Ranked.asked[len(Ranked.asked) // 2 :]
     assert {nodes for nodes, _ in late[:-8]} == {Weighing.longest}  # near its end a text has less
     assert {depth for _, depth in late} == {1, 2}
-    # Its levels are timed by how deep it went, not by how deep it might have gone.
+    # Its levels are timed by how many it drafted, not by how deep it might have gone.
     assert timed == [depth for _, depth in Ranked.asked]
 
 
