@@ -8,6 +8,7 @@ from outrider.engine.policy.gate import Pass
 from outrider.engine.scheduler import Work
 from outrider.model.runner import Runner
 
+SELDOM = 8  # passes without drafts on a GPU, of which one is learned from: they are all alike
 HURRIED = 0.05  # of a step: who waits less for the device than that keeps it waiting
 
 
@@ -19,6 +20,7 @@ class Stopwatch:
         self._landed_at = 0.0  # when the last pass was known here
         self._wrote = False  # whether that one read no prompts
         self._prepared = runner.prepared  # when that one was known
+        self._plain = 0  # passes without drafts that could be learned from
         # With seconds, and those that the device was idle before.
         self._noted: list[tuple[Launched, Pass, float, float | None]] = []
 
@@ -69,6 +71,9 @@ class Stopwatch:
                 timing = policy.following[launched.leader.name]
                 timing.learn(max(0.0, drafting), sum(n > 0 for n in lengths), max(lengths))
                 continue
+            self._plain += rows == base.rows
+            if self.runner.runs_ahead and rows == base.rows and self._plain % SELDOM:
+                continue  # where the host is the slower one, that would take a part of the pass
             policy.cost.learn(rows, base.sequences, base.keys, took)
             if self.runner.runs_ahead and rows > base.rows and waited is not None:
                 policy.waited.learn(waited, base.writers)

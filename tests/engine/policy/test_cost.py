@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -187,6 +188,56 @@ def test_after_many_passes_with_drafts_one_without_is_due() -> None:
     cost.learn(3, 3, 0, 15.0)
     assert not cost.plain_is_due(3)
     assert not PassCost(MEASURED, fixed=True).plain_is_due(3)
+
+
+def test_where_passes_differ_much_their_relations_are_learned_slowly() -> None:
+    """A machine that others use as well: passes differ by an eighth, and its mood comes and goes.
+    What drafts take beside a pass without is believed as calibrated, which is true here."""
+    rng = np.random.default_rng(0)
+    points = [1, 2, 4, 8, 16, 32, 64]
+    calibrated = Measured(points, [80.0 + max(0, n - 32) for n in points], context=256)
+    found = []
+    for _ in range(12):
+        cost, mood = PassCost(calibrated), 0.0
+        for step in range(150):
+            mood = 0.97 * mood + rng.normal(0.0, 0.06)
+            rows = 32 if step // 15 % 3 == 0 else int(rng.integers(44, 80))
+            cost.learn(rows, 32, 0, (80.0 + rows - 32) * np.exp(mood + rng.normal(0.0, 0.12)))
+        found.append(cost.seconds(64, 32) / cost.seconds(32, 32))
+    assert np.std(found) < 0.07
+    assert np.mean(found) == pytest.approx(112 / 80, rel=0.03)
+
+
+def test_on_a_gpu_slow_drafts_do_not_make_plain_passes_dear() -> None:
+    """There is no mood that both would share: the host is what drafts wait for."""
+    moody, steady = PassCost(MEASURED), PassCost(MEASURED, moody=False)
+    for cost in (moody, steady):
+        for _ in range(30):
+            cost.learn(8, 4, 0, 5 * 18.0)
+    calibrated = PassCost(MEASURED).seconds(4, 4)
+    assert steady.seconds(4, 4) == pytest.approx(calibrated, rel=0.25)
+    assert moody.seconds(4, 4) > 3 * calibrated
+    assert steady.seconds(8, 4) > 3 * 18.0
+
+
+def test_between_sizes_of_batches_a_level_takes_something_between() -> None:
+    timing = Timing()
+    for _ in range(3):
+        timing.learn(8.0, requests=8, levels=1)
+    timing.learn(20.0, requests=32, levels=1)
+    assert timing.level(20) == pytest.approx(14.0)
+    assert timing.level(15) < timing.level(16) < 1.1 * timing.level(15)
+    assert timing.level(1) == 8.0 and timing.level(64) == 20.0
+
+
+def test_a_first_call_that_is_interrupted_does_not_keep_a_drafter_away() -> None:
+    timing = Timing()
+    for _ in range(3):
+        timing.learn(8.0, requests=8, levels=1)
+    timing.learn(700.0, requests=24, levels=1)  # at most what three calls take
+    assert timing.level(24) == pytest.approx(24.0)
+    timing.learn(700.0, requests=2, levels=1)
+    assert timing.level(2) == pytest.approx(8.0)
 
 
 def test_timing_by_batch_and_depth() -> None:

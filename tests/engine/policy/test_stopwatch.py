@@ -93,3 +93,16 @@ def test_the_shortest_of_the_first_waits_counts_and_none_before_them() -> None:
     assert waiting.seconds(64) == 0.5
     waiting.learn(0.6, 1)
     assert waiting.seconds(1) == pytest.approx(0.51)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_on_a_gpu_few_passes_without_drafts_are_learned_from(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    policy, runner, clock = make()
+    runner.runs_ahead = ahead
+    for second in range(2 * stopwatch.SELDOM):
+        monkeypatch.setattr(stopwatch, "perf_counter", lambda now=second: now)
+        clock.landed(Launched([step_of(1)], [TokenTree.empty()], FLIGHT, float(second)))
+        clock.teach()
+    assert len(policy.cost) == (2 if ahead else 2 * stopwatch.SELDOM)

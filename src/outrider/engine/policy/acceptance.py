@@ -13,8 +13,8 @@ from outrider.drafters.shapes import Shape
 BINS = 10  # of confidence
 PRIOR = 6.0  # how many observations the first guess is worth
 MEMORY = 200.0  # observations of a bin; older ones fade
-LEVEL_MEMORY = 64.0  # of a level: how texts begin tells little of how they go on
-HOPE = 0.6  # a drafter that gives no confidence is believed this much at first
+LEVEL_MEMORY = 256.0  # of a level: how texts begin tells little of how they go on
+HOPE = 0.7  # a drafter that gives no confidence is believed this much at first
 DEEPEST = 16
 CAUTION = 3.0  # how many observations it takes to believe that a request differs from others
 REQUEST_KEEP = 0.9  # of a request's own record, per step

@@ -13,7 +13,7 @@ from operator import itemgetter
 
 MARGIN = 0.02  # a gain below this is within the error of the estimates, for one text;
 MARGIN_EACH = 0.006  # and for each further one,
-MOST_MARGIN = 0.06  # up to this,
+MOST_MARGIN = 0.03  # up to this,
 MOST_AHEAD = 0.2  # or this, where passes without drafts follow each other and drafts interrupt them
 
 

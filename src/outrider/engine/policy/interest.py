@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 KEEP = 0.8  # of a request's mean gain, per time the lookup is asked
 RARELY = 8  # steps between two looks at a lookup that gains nothing
-REST = 16  # steps without a thought, where thoughts are dear
+REST = 16  # steps without a thought at least, where thoughts are dear,
+LONGEST_REST = 256  # and at most
+THOUGHT = 0.01  # of the time goes into them then
 FUTILE = 0.02  # of the time at most goes into such looks
 LOOKING_UP = 0.25  # of a pass: so long lookups may take that nobody counts on
 
@@ -42,6 +44,8 @@ class Rest:
         self._left -= 1
         return self._left < 0
 
-    def learn(self, futile: bool, hurried: bool) -> None:
-        """Of a decision: whether it drafted nothing, and whether the device had to wait for it."""
-        self._left = REST if futile and hurried else 0
+    def learn(self, futile: bool, hurried: bool, seconds: float, step: float) -> None:
+        """Of a decision: whether it drafted nothing, whether the device had to wait for it, how
+        long it took, and how long a step takes."""
+        rest = min(max(REST, int(seconds / (THOUGHT * step))), LONGEST_REST)
+        self._left = rest if futile and hurried else 0

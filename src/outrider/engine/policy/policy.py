@@ -23,7 +23,7 @@ GAIN_KEEP = 0.98  # of the mean over all requests, which newcomers inherit
 AMORTISED = 32  # steps over which a drafter's reading of a text must pay
 UNPROVEN = 24  # drafts of which the first guess was judged: from then on a drafter is known
 AT_FIRST = 8  # texts that it drafts for at once until then: it must read them first, maybe in vain
-SILENCE = 2.0  # wrong guesses that count as much: it is the drafter itself who thinks it would miss
+SILENCE = 4.0  # wrong guesses that count as much: it is the drafter itself who thinks it would miss
 THOUGHT_OVER = 8  # passes with drafts on the device, before another shape of them is considered
 
 
@@ -46,13 +46,14 @@ class Policy:
         self._interests: dict[Request, dict[str, Interest]] = {}
         self._gains: defaultdict[str, float] = defaultdict(lambda: HOPED_GAIN)
         self._pauses: defaultdict[str, Pause] = defaultdict(Pause)
+        self._at_work: set[str] = set()  # drafters that paid when they were last asked
         self.doubts: defaultdict[str, Doubt] = defaultdict(Doubt)
         self.lookups_doubt = Doubt(LOOKING)
         self._kept = 0  # passes since the shape of such drafts was thought over
 
     @cached_property
     def cost(self) -> PassCost:
-        return PassCost(self._calibrate())
+        return PassCost(self._calibrate(), moody=not self.ahead)
 
     def draft_always(self) -> None:
         """Take rows for free, so that whatever is proposed is checked: for audits, which look at
@@ -180,7 +181,9 @@ class Policy:
         levels = self.following[drafter] if known else timing
 
         each = timing.per_row if base.reading else timing.per_row / AMORTISED
-        return Price(waiting, levels.level, [each * backlog for backlog in backlogs])
+        # A row for each text is part of what levels were seen to take.
+        reading = [each * max(0, backlog - 1) for backlog in backlogs]
+        return Price(waiting, levels.level, reading)
 
     def goes_on(
         self,
@@ -218,8 +221,10 @@ class Policy:
 
     def pays(self, drafter: str, offer: Offer | None, base: Pass, speed: float) -> bool:
         """Whether an offer promises enough beyond `speed`. While a drafter has shown too little to
-        be judged, anything is enough: how else could it show more?"""
-        beyond = margin(base.writers, self.ahead) if self._known(drafter) else 0.0
+        be judged, anything is enough: how else could it show more? And one that is at work goes on
+        while it gains anything: what it has not read meanwhile it would have to read later."""
+        at_work = drafter in self._at_work and not self.ahead
+        beyond = margin(base.writers, self.ahead) if self._known(drafter) and not at_work else 0.0
         return offer is not None and offer.speed > (1 + beyond) * speed
 
     def _known(self, drafter: str) -> bool:
@@ -238,11 +243,13 @@ class Policy:
         """Whether to have a drafter that costs time draft for some of the requests. `speed` is what
         the pass promises without it. `late`: whether the next pass should wait for it."""
         offer = best_offer(outlooks, sizes, base, self.cost, price)
+        pays = self.pays(drafter, offer, base, speed)
+        self._at_work.discard(drafter)
         if offer is None:
             return None
         young = self.timings[drafter].young
-        pays = self.pays(drafter, offer, base, speed)
         if pays:
+            self._at_work.add(drafter)
             self._pauses[drafter].end()
         if pays and self._known(drafter) and not young:
             return offer
