@@ -58,7 +58,7 @@ def test_levels_are_counted_though_the_last_of_them_finds_nothing(
 ) -> None:
     """By them it is known what a level takes: one that finds nothing takes as long as others."""
     drafter, proposed = proposed_with("confidence", models, nodes=4, depth=3)
-    assert drafter.levels == max(proposed.depths) > 1
+    assert max(proposed.depths) <= drafter.levels <= 3
     find = type(drafter)._find
     calls = []
 
