@@ -208,18 +208,6 @@ def test_where_passes_differ_much_their_relations_are_learned_slowly() -> None:
     assert np.mean(found) == pytest.approx(112 / 80, rel=0.03)
 
 
-def test_on_a_gpu_slow_drafts_do_not_make_plain_passes_dear() -> None:
-    """There is no mood that both would share: the host is what drafts wait for."""
-    moody, steady = PassCost(MEASURED), PassCost(MEASURED, moody=False)
-    for cost in (moody, steady):
-        for _ in range(30):
-            cost.learn(8, 4, 0, 5 * 18.0)
-    calibrated = PassCost(MEASURED).seconds(4, 4)
-    assert steady.seconds(4, 4) == pytest.approx(calibrated, rel=0.25)
-    assert moody.seconds(4, 4) > 3 * calibrated
-    assert steady.seconds(8, 4) > 3 * 18.0
-
-
 def test_between_sizes_of_batches_a_level_takes_something_between() -> None:
     timing = Timing()
     for _ in range(3):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, log
 
-from outrider.engine.policy.moods import MOODY, STEADY, Moods
+from outrider.engine.policy.moods import CPU, Moods, Nature
 
 STALE = 64  # passes with drafts until one without is worth having, to see what it takes now;
 SOON = 16  # and until it was seen
@@ -34,7 +34,7 @@ class PassCost:
 
     measured: Measured
     fixed: bool = False  # nothing is learned
-    moody: bool = True  # whether the machine is slower at times for all passes alike
+    nature: Nature = CPU  # of the machine
     # By bits of the batch size:
     _plain: dict[int, int] = field(default_factory=dict)  # passes without drafts,
     _drafted: dict[int, int] = field(default_factory=dict)  # and with, since the last of those
@@ -43,7 +43,7 @@ class PassCost:
     def __post_init__(self) -> None:
         self._points = self.measured.rows
         self._base = smooth(self.measured.seconds)
-        self._moods = Moods(self._points, MOODY if self.moody else STEADY)
+        self._moods = Moods(self._points, self.nature)
 
     def _curve(self, sequences: int) -> list[float]:
         """[points]: seconds for a batch of about so many."""

@@ -23,25 +23,24 @@ UNREST_KEEP = 0.95  # of what is believed of the machine's unrest, per pass
 class Nature(NamedTuple):
     """What a machine is like: standard deviations, of logarithms."""
 
-    noise: float  # of a pass
-    at_first: float  # of the mood: it was another one when the machine was calibrated
-    wanders: float  # the mood, from one pass to the next
-    batch: float  # of the error that all passes over about so many texts have in common
-    shape: float  # of the error of each number of rows beyond that
-    reach: float  # doublings of the rows within which such errors are alike
+    noise: float = 0.05  # of a pass
+    at_first: float = 1.0  # of the mood: it was another one when the machine was calibrated
+    wanders: float = 0.05  # the mood, from one pass to the next
+    batch: float = 0.2  # of the error that all passes over about so many texts have in common
+    shape: float = 0.15  # of the error of each number of rows beyond that
+    reach: float = 2.0  # doublings of the rows within which such errors are alike
+    most_unrest: float = 1.0
 
 
-MOODY = Nature(noise=0.05, at_first=1.0, wanders=0.05, batch=0.2, shape=0.06, reach=2.0)
-# A GPU: passes take what they take, or what the host takes between them, which is another thing
-# with drafts than without, and is not known before it is seen. What slow drafts took must not pass
-# for a mood, or plain passes, which nobody sees meanwhile, would seem slow as well.
-STEADY = Nature(noise=0.1, at_first=0.1, wanders=0.005, batch=0.1, shape=0.5, reach=0.25)
+# On a CPU calibration is right about the shape of the curve, and other programs disturb passes.
+CPU = Nature(shape=0.06, most_unrest=16.0)
+GPU = Nature()
 
 
 class Moods:
     """Kinds of passes are sizes of batches and, for each, points of the curve over `rows`."""
 
-    def __init__(self, rows: Sequence[int], nature: Nature = MOODY) -> None:
+    def __init__(self, rows: Sequence[int], nature: Nature = CPU) -> None:
         self._nature = nature
         places = np.log2(rows)
         alike = np.exp(-abs(places[:, None] - places) / nature.reach)  # [points, points]
@@ -86,7 +85,7 @@ class Moods:
         usual = 2 * nature.noise**2 + gap * nature.wanders**2
         strange = min((took - last) ** 2 / usual, (2 * STARTLING) ** 2)
         unrest = UNREST_KEEP * self._unrest + (1 - UNREST_KEEP) * strange
-        self._unrest = max(1.0, unrest)
+        self._unrest = min(max(1.0, unrest), nature.most_unrest)
 
     def _place(self, batch: int) -> int:
         if batch not in self._first:

@@ -15,6 +15,7 @@ from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, margin, 
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.policy.gate import LOOKING, Doubt, Pass, Pause, reading_seconds
 from outrider.engine.policy.interest import LOOKING_UP, Interest
+from outrider.engine.policy.moods import CPU, GPU
 from outrider.engine.policy.offer import Offer, Outlook, Price, Size, best_offer
 from outrider.engine.policy.timing import Timing, Waiting
 
@@ -53,7 +54,7 @@ class Policy:
 
     @cached_property
     def cost(self) -> PassCost:
-        return PassCost(self._calibrate(), moody=not self.ahead)
+        return PassCost(self._calibrate(), nature=GPU if self.ahead else CPU)
 
     def draft_always(self) -> None:
         """Take rows for free, so that whatever is proposed is checked: for audits, which look at
