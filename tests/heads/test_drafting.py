@@ -15,6 +15,7 @@ from tests.heads.untrained import VARIANTS, Heads
 
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
+from outrider.drafters import feature_drafter
 from outrider.drafters import level as level_module
 
 # Few tokens are possible, so that heads that have learned nothing are right now and then.
@@ -206,3 +207,31 @@ def test_the_confidence_head_says_how_sure_a_chain_is(models: Models, heads: Hea
     run(llm, [(random_prompt(1, 5), SamplingParams(seed=1, max_tokens=9, ignore_eos=True))])
     confidence = [x for (tree,) in trees for x in tree.confidence]
     assert len(confidence) > 10 and confidence == pytest.approx(said)
+
+
+@pytest.mark.parametrize("tree", ["chain", "confidence"])
+def test_rows_of_nobody_change_no_guess(
+    models: Models, heads: Heads, tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which fill up a drafter's products on a CPU in bfloat16; here in float32, to compare."""
+    asked = [
+        (random_prompt(i, 5 + i), SamplingParams(temperature=0, max_tokens=10, logit_bias=FEW))
+        for i in range(6)
+    ]
+    proposed: dict[bool, list[list[int]]] = {}
+    for filled in (False, True):
+        monkeypatch.setattr(feature_drafter, "prepares", lambda *_, filled=filled: filled)
+        config = {"model": heads["eagle3"], "num_speculative_tokens": 5, "tree": tree}
+        llm = make_llm(models.target, config)
+        drafter = drafter_of(llm)
+        propose, trees = drafter.propose, proposed.setdefault(filled, [])
+
+        def noting(batch: Any, budgets: Any, propose: Any = propose, trees: Any = trees) -> Any:
+            made = propose(batch, budgets)
+            trees += [tree.tokens for tree in made]
+            return made
+
+        monkeypatch.setattr(drafter, "propose", noting)
+        run(llm, asked)
+        assert bool(drafter.prepared) is filled
+    assert proposed[True] == proposed[False] and any(proposed[True])
