@@ -1,10 +1,12 @@
 """A trained drafter's logits are those of a fresh one, whatever happened on the way."""
 
 import shutil
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -17,6 +19,9 @@ from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.drafters import feature_drafter
 from outrider.drafters import level as level_module
+from outrider.drafters.slot_memory import pass_over
+from outrider.model.runner import SCRAP
+from outrider.model.segment import Segment
 
 # Few tokens are possible, so that heads that have learned nothing are right now and then.
 FEW = dict.fromkeys((5, 17, 42), 30.0)
@@ -235,3 +240,9 @@ def test_rows_of_nobody_change_no_guess(
         run(llm, asked)
         assert bool(drafter.prepared) is filled
     assert proposed[True] == proposed[False] and any(proposed[True])
+
+
+def test_rows_of_nobody_write_nobodys_slot() -> None:
+    segment = Segment.chain([5, 6], array("q", [8, 9]), array("q", [7]), logits_from=0)
+    step = pass_over([segment], torch.device("cpu"), beyond=3)
+    assert step.write_slots.tolist() == [8, 9, SCRAP, SCRAP, SCRAP]

@@ -201,6 +201,27 @@ def test_first_calls_do_not_tell_what_a_drafter_takes(monkeypatch: pytest.Monkey
     assert learned_after[0] == 3 and len(learned_after) == len(kind.calls) - 2 > 5
 
 
+@pytest.mark.parametrize(("texts", "reads"), [(1, False), (8, True)])
+def test_what_many_texts_have_to_be_read_is_no_part_of_a_level(
+    texts: int, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten rows of one text are little beside its draft; ten of each of eight are not."""
+    kind = type(
+        "Kind",
+        (Costly,),
+        {"honesty": lambda request: 0.95, "calls": [], "backlog": lambda self, request: 10},
+    )
+    replay = Replay([kind])
+    timing, heard = type(replay.policy.timings["costly"]), []
+    monkeypatch.setattr(timing, "learn", lambda self, s, texts, levels: heard.append((texts, "")))
+    monkeypatch.setattr(
+        timing, "learn_reading", lambda self, s, rows, texts, levels: heard.append((texts, "read"))
+    )
+    replay.run(texts, 60)
+    assert (texts, "read" if reads else "") in heard
+    assert (texts, "" if reads else "read") not in heard
+
+
 class Bushy(Costly):
     """Eight nodes are two levels: four guesses at the next token, and four at the one after."""
 

@@ -10,6 +10,7 @@ from outrider.drafters.shapes import Shape
 from outrider.engine.policy.cost import Measured
 from outrider.engine.policy.gate import SHORTEST_PAUSE, Pass
 from outrider.engine.policy.interest import RARELY, Interest
+from outrider.engine.policy.moods import CPU, GPU
 from outrider.engine.policy.offer import Outlook, Size
 from outrider.engine.policy.policy import AMORTISED, AT_FIRST, THOUGHT_OVER, UNPROVEN, Policy
 from outrider.engine.policy.timing import FIRST, Timing
@@ -126,6 +127,13 @@ def test_a_drafter_that_is_at_work_goes_on_while_it_gains_anything() -> None:
     assert [drafts(gain) for gain in (0.0, 0.02)] == [False, False]
     policy.ahead = True  # a device would be interrupted in each step
     assert [drafts(gain) for gain in (0.5, 0.1)] == [True, False]
+
+
+def test_a_gpu_is_another_machine_to_the_cost_model() -> None:
+    for ahead, nature in ((True, GPU), (False, CPU)):
+        policy = make()
+        policy.ahead = ahead
+        assert policy.cost.nature == nature
 
 
 def test_drafts_that_interrupt_passes_of_a_device_must_promise_more() -> None:
