@@ -4,7 +4,7 @@ from torch import Tensor
 
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
-from outrider.sampling.choose import NO_TOKEN, choose, distribution, draw, perturbed_max
+from outrider.sampling.choose import NO_TOKEN, choose, distribution, draw, highest, perturbed_max
 from outrider.sampling.noise import Key, Purpose, noise, streams
 from outrider.sampling.rows import Row
 
@@ -102,3 +102,21 @@ def test_distribution_is_softmax_or_one_hot() -> None:
     assert torch.equal(p[:2], scores[:2].softmax(-1))
     assert torch.equal(p[2:].argmax(-1), scores[2:].argmax(-1))
     assert p[2:].sum().item() == 2 and p[2:].max().item() == 1
+
+
+@pytest.mark.parametrize("vocabulary", [1, 63, 64, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_highest_is_the_first_of_those_that_are(vocabulary: int, dtype: torch.dtype) -> None:
+    scores = torch.randn(20, vocabulary, generator=torch.Generator().manual_seed(2)).to(dtype)
+    scores[:10] = (scores[:10] * 2).round()  # ties
+    scores[3] = -torch.inf
+    value, token = highest(scores)
+    assert value.equal(scores.amax(-1))
+    first = [row.index(max(row)) for row in scores.tolist()]
+    assert [t for i, t in enumerate(token.tolist()) if i != 3] == first[:3] + first[4:]
+
+
+def test_where_a_row_is_not_finite_nothing_is_chosen() -> None:
+    scores = torch.zeros(4, 300)
+    scores[0, 299], scores[1, 5], scores[2] = torch.nan, torch.inf, -torch.inf
+    assert choose(scores, make_rows(4, temperature=0.0)).tolist() == [NO_TOKEN] * 3 + [0]

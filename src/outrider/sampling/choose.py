@@ -48,14 +48,28 @@ def distribution(scores: Tensor, rows: Sequence[Row]) -> Tensor:
 def _decide(scores: Tensor, rows: Sequence[Row], keys: Sequence[Key]) -> Tensor:
     noisy = [i for i, row in enumerate(rows) if not row.request.params.greedy]
     if not noisy:
-        value, token = scores.max(-1)
+        value, token = highest(scores)
     elif len(noisy) == len(rows):
         value, token = perturbed_max(scores, streams(keys, scores.device))
     else:
-        value, token = scores.max(-1)
+        value, token = highest(scores)
         stream = streams([keys[i] for i in noisy], scores.device)
         value[noisy], token[noisy] = perturbed_max(scores[noisy], stream)
     return torch.where(value.isfinite(), token, NO_TOKEN)
+
+
+def highest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """max and argmax over tokens: scores [rows, vocabulary] -> values [rows], tokens [rows] int64.
+
+    A CPU finds a maximum six times as fast as where it is: so that is asked of one group alone. A
+    tie goes to the lower token id.
+    """
+    if scores.device.type != "cpu":
+        return tuple(scores.max(-1))  # type: ignore[return-value]
+    grouped = _grouped(scores)  # [rows, groups, GROUP]
+    value, group = grouped.amax(-1).max(-1)  # [rows] each
+    opened = grouped[torch.arange(len(scores)), group]  # [rows, GROUP]
+    return value, group * GROUP + opened.argmax(-1)
 
 
 def perturbed_max(scores: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:

@@ -46,6 +46,11 @@ def unprocessed(request: Request) -> bool:
     return as_is and unadjusted(request)
 
 
+def takes_maximum(request: Request) -> bool:
+    """True when the choice is the token of the highest logit."""
+    return request.params.greedy and unadjusted(request)
+
+
 def unadjusted(request: Request) -> bool:
     """True when nothing but temperature and truncation makes the scores from the logits."""
     params = request.params

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from outrider.core.request import Request
@@ -10,7 +11,7 @@ from outrider.core.tree import TokenTree
 from outrider.core.verdict import Verdict
 from outrider.sampling.choose import NO_TOKEN, choose, distribution
 from outrider.sampling.counts import Counts
-from outrider.sampling.process import process, unadjusted
+from outrider.sampling.process import process, takes_maximum, unadjusted
 from outrider.sampling.rows import Row, tree_rows
 from outrider.verify.coupled import spans, walk
 from outrider.verify.traversal import KeyedDraws, keyed_draws, traverse
@@ -44,10 +45,17 @@ def verify(
         chosen = choose(process(logits, rows, counts), rows).tolist()
         return _walk_chosen(trees, chosen, rows.__getitem__)
 
+    # Finding the maximum of a row takes less time than copying it.
+    maxima = choose(logits, rows).tolist() if all(map(takes_maximum, requests)) else None
+
     def choices(at: list[int]) -> list[int]:
         reached = [rows[i] for i in at]
-        scores = process(_picked(logits, at), reached, counts)  # [at, vocabulary]
-        found = _found(choose(scores, reached).tolist(), at, rows.__getitem__)
+        if maxima is None:
+            scores = process(_picked(logits, at), reached, counts)  # [at, vocabulary]
+            chosen = choose(scores, reached).tolist()
+        else:
+            chosen = [maxima[i] for i in at]
+        found = _found(chosen, at, rows.__getitem__)
         return [row.decided(token) for row, token in zip(reached, found, strict=True)]
 
     return walk(trees, choices)
@@ -110,7 +118,9 @@ def _with_choices(
 def _picked(logits: Tensor, rows: list[int]) -> Tensor:
     """Some rows [rows, vocabulary]; neighbours, as those of a batch without drafts, uncopied."""
     first, last = rows[0], rows[-1]
-    return logits[first : last + 1] if last - first == len(rows) - 1 else logits[rows]
+    if last - first == len(rows) - 1:
+        return logits[first : last + 1]
+    return logits.index_select(0, torch.tensor(rows))  # several times as fast as indexing
 
 
 def _traversed(
