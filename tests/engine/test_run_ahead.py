@@ -176,10 +176,10 @@ def test_what_the_host_takes_to_launch_a_pass_is_not_the_devices_time(
         launched[flight] = perf_counter()
         return flight
 
-    def heard(each: Any) -> None:
+    def heard(each: Any, tokens: int) -> None:
         if each.flight.landed is not None:
             begun.append(each.started >= launched[each.flight])
-        landed(each)
+        landed(each, tokens)
 
     monkeypatch.setattr(engine.runner, "launch", noting)
     monkeypatch.setattr(engine.stopwatch, "landed", heard)

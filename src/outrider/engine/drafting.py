@@ -128,7 +128,8 @@ class Drafting:
         nothing = TokenTree.empty()
         self.wanted = False
         self._alone.clear()
-        rested = self._rest.over()
+        refused = self.runner.runs_ahead and self.policy.proof.refuses(len(batch))
+        rested = self._rest.over() and (not refused or self.policy.always)
         if not rested and all(self._plans[request].length is None for request in batch):
             self._proposals = {}
             return [nothing] * len(batch)
@@ -228,7 +229,7 @@ class Drafting:
         price = self.policy.price(drafter.name, backlogs, ahead, follows)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
-        paid = self.policy.pays(drafter.name, offer, base, cut.speed)  # and not on trial
+        paid = self.policy.pays(drafter.name, offer, outlooks, base, cut.speed)  # and not on trial
         # Lookups that have something for everybody keep it away; a step later they may have none.
         telling = not all(len(cut.trees[request]) for request in mine)
         doubt.answered(paid, len(mine), perf_counter() - start, step, telling)
@@ -279,13 +280,13 @@ class Drafting:
                 timing.learn_reading(seconds, sum(backlogs), len(batch), levels)
         if not drafter.light:
             self.model_seconds += seconds
+            silent = [request for request, tree in zip(batch, trees) if not len(tree)]
+            self.policy.learn_silence(drafter.name, silent)
         for request, tree, most in zip(batch, trees, budgets, strict=True):
             self._check(drafter, tree, most)
             if len(tree):
                 chances = self.policy.chances(request, drafter.name, tree)
                 self._proposals[request].append(Proposal(drafter, tree, chances))
-            elif not drafter.light:
-                self.policy.learn_silence(drafter.name)
 
     def _check(self, drafter: Drafter, tree: TokenTree, budget: int) -> None:
         tokens = tree.tokens
@@ -321,6 +322,8 @@ class Drafting:
         chains = dict(zip(batch, trees, strict=True))
         if any(not len(chains[request]) for request in mine if request not in free):
             return None  # it was promised drafts
+        if free and self.policy.proof.stopped(len(batch)):
+            return None
         if free and not self._keeps_shape(drafter, mine, chains, base, room):
             return None
         return drafter

@@ -239,7 +239,8 @@ class Engine:
                 self._ahead = self._start_next(launched)
             self._learn(work)
             verdicts = self._verify(launched)
-            self.stopwatch.landed(launched)
+            written = sum(1 + len(verdict.kept) for verdict in verdicts.values())
+            self.stopwatch.landed(launched, written)
         except BaseException as error:
             # Nothing was committed: the slots go back, and everybody takes their turn again.
             self._ahead = None

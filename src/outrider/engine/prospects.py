@@ -23,10 +23,11 @@ def prospects(
     rooms = [min(budget[request], drafter.longest) for request in batch]
     outlines = drafter.outlines(max(rooms))
     sizes = _sizes(drafter, max(rooms), outlines)
+    seen = policy.seen(batch, drafter.name)
     gains = policy.gains(batch, drafter.name, sizes, outlines, rooms)
     return sizes, [
-        Outlook(own, without[request], room, len(proposed.get(request, ())))
-        for request, own, room in zip(batch, gains, rooms, strict=True)
+        Outlook(own, without[request], room, len(proposed.get(request, ())), drafts)
+        for request, own, room, drafts in zip(batch, gains, rooms, seen, strict=True)
     ]
 
 

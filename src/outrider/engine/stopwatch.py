@@ -5,6 +5,7 @@ from time import perf_counter
 from outrider.engine.drafting import Drafting
 from outrider.engine.launched import Launched
 from outrider.engine.policy.gate import Pass
+from outrider.engine.policy.proof import SETTLED
 from outrider.engine.scheduler import Work
 from outrider.model.runner import Runner
 
@@ -19,6 +20,7 @@ class Stopwatch:
         self.replayed_steps = 0  # of them, those that were a CUDA graph
         self._landed_at = 0.0  # when the last pass was known here
         self._wrote = False  # whether that one read no prompts
+        self._settled = 0  # passes since the last one that had drafts
         self._prepared = runner.prepared  # when that one was known
         self._plain = 0  # passes without drafts that could be learned from
         # With seconds, and those that the device was idle before.
@@ -34,14 +36,16 @@ class Stopwatch:
         self.drafting.hurried = late and self.runner.runs_ahead
         return chosen
 
-    def landed(self, launched: Launched) -> None:
-        """Note what the pass took. Only passes that nothing but write tell what drafts cost."""
+    def landed(self, launched: Launched, tokens: int = 0) -> None:
+        """Note what the pass took, which has written so many. Only passes that nothing but write
+        tell what drafts cost."""
         now, before = perf_counter(), self._landed_at
         self._landed_at = now
         # Who waits for a graph to be captured learns nothing of the next pass of that size.
         routine, self._prepared = self.runner.prepared == self._prepared, self.runner.prepared
         work, wrote = launched.work, self._wrote
         self._wrote = all(item.completes and item.rows == 1 for item in work)
+        self._settled = 0 if any(map(len, launched.trees)) else self._settled + 1
         if not self._wrote:
             return
         self.writing_steps += 1
@@ -49,6 +53,9 @@ class Stopwatch:
         self.replayed_steps += flight.landed is not None and flight.replayed
         if not self.drafting.measures or not routine:
             return
+        if wrote and self.runner.runs_ahead:
+            drafted = self._settled <= SETTLED  # those after them had to wait
+            self.drafting.policy.proof.learn(len(work), tokens, now - before, drafted)
         # A pass that ran ahead began when the one before it landed.
         took = now - max(before, launched.started)
         # After prompts every pass waits, drafts or none.

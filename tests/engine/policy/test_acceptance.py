@@ -144,12 +144,39 @@ def test_a_tree_that_is_not_drafted_yet_is_judged_by_the_ranks_of_its_nodes() ->
 
 
 def test_without_confidence_depth_is_all_there_is() -> None:
-    track, record = Track(), Record()
+    track = Track()
     for _ in range(100):
-        learn(chain([1, 2], None), [1, 9], track, record)
+        learn(chain([1, 2], None), [1, 9], track, Record())
     first, second = path_chances(chain([1, 2], None), track, Record())
     assert first > 0.9
     assert second < 0.15
+
+
+def test_many_drafts_for_one_text_tell_less_than_those_for_many() -> None:
+    """The last text of a batch is one that is hard to guess."""
+    hard, easy = chain([1], None), chain([2], None)
+    track, record = Track(), Record()
+    for _ in range(10):
+        learn(easy, [2], track, Record())
+    for _ in range(30):
+        learn(hard, [9], track, record)
+    assert record.seen == 30 and track.levels[0].count < 20
+    assert track.level_chance(1) > 0.5
+
+
+def test_what_levels_have_shown_fades_as_texts_leave() -> None:
+    """But not what a drafter is like in general: one that was never right is not hoped for."""
+    for hit, least, most in ((1, 0.65, HOPE), (0, 0.0, 0.2)):
+        track = Track()
+        for _ in range(100):
+            learn(chain([1], None), [hit], track, Record())
+        shown = track.level_chance(1)
+        for _ in range(60):
+            track.part()
+        assert track.levels[0].count < 1
+        assert least <= track.level_chance(1) <= most + 0.01
+        assert track.hope <= HOPE
+        assert (shown > 0.9) if hit else (shown < 0.1)
 
 
 def test_chances_are_chances() -> None:

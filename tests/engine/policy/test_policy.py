@@ -11,7 +11,7 @@ from outrider.engine.policy.cost import Measured
 from outrider.engine.policy.gate import SHORTEST_PAUSE, Pass
 from outrider.engine.policy.interest import RARELY, Interest
 from outrider.engine.policy.moods import CPU, GPU
-from outrider.engine.policy.offer import Outlook, Size
+from outrider.engine.policy.offer import ENOUGH, Outlook, Size
 from outrider.engine.policy.policy import AMORTISED, AT_FIRST, THOUGHT_OVER, UNPROVEN, Policy
 from outrider.engine.policy.timing import FIRST, Timing
 
@@ -60,18 +60,18 @@ def asked(policy: Policy, backlog: int = 0, speed: float = 1 / 50, reads: bool =
 
 def test_steps_that_went_by_without_the_question_bring_the_next_trial_nearer() -> None:
     policy = make()
-    assert not asked(policy, backlog=5000)  # a step of the pause
+    assert not asked(policy, backlog=50_000)  # a step of the pause
     policy.doubts["d"].passed = SHORTEST_PAUSE - 2
-    assert asked(policy, backlog=5000)
+    assert asked(policy, backlog=50_000)
 
 
 def test_a_text_that_must_be_read_first_makes_a_draft_dearer() -> None:
     assert asked(make())
     assert asked(make(), backlog=50)
-    assert asked(make(), backlog=300)
-    assert not asked(make(), backlog=300, reads=True)  # who knows whether it is used again?
+    assert asked(make(), backlog=1500)
+    assert not asked(make(), backlog=1500, reads=True)  # who knows whether it is used again?
     assert asked(make(), reads=True)
-    assert not asked(make(), backlog=5000)
+    assert not asked(make(), backlog=50_000)
 
 
 def test_beside_prompts_a_draft_must_pay_as_beside_none() -> None:
@@ -107,6 +107,32 @@ def test_a_small_gain_is_taken_for_one_text_and_not_for_many() -> None:
             policy.learn(ask(), "d", TokenTree.chain([5], "d"), [5])
         policy._at_work.clear()
         assert (policy.ask(*question) is not None) is taken
+
+
+@pytest.mark.parametrize(("right", "tried"), [(4, True), (0, False)])
+def test_texts_of_another_kind_are_tried_again(right: int, tried: bool) -> None:
+    """The drafter was right so many times of ten for those before; for new ones it may be better,
+    if it was right at all."""
+    texts, policy = 2 * AT_FIRST, make(FLAT)
+    policy.timings["d"] = Timing(None, {1: 5.0}, FIRST)  # half of a pass
+    for number in range(4 * UNPROVEN):
+        hit = 5 if number % 10 < right else 9
+        policy.learn(ask(), "d", TokenTree.chain([5], "d"), [hit])
+    batch, base = [ask() for _ in range(texts)], Pass(texts, texts, texts, 0)
+    price = policy.price("d", [0] * texts, base, follows=False)
+
+    def chosen() -> int:
+        sizes, drafts = [Size(1, 1)], policy.seen(batch, "d")
+        gains = policy.gains(batch, "d", sizes, [], [1] * texts)
+        outlooks = [Outlook(own, 0.0, 1, 0, n) for own, n in zip(gains, drafts, strict=True)]
+        offer = policy.ask("d", outlooks, sizes, base, 1 / 10.0, price)
+        return len(offer.chosen) if offer else 0
+
+    assert chosen() == (AT_FIRST if tried else 0)
+    for request in batch[:AT_FIRST]:
+        for _ in range(ENOUGH):
+            policy.learn(request, "d", TokenTree.chain([5], "d"), [9])
+    assert chosen() == 0  # it is as bad for them
 
 
 def test_a_drafter_that_is_at_work_goes_on_while_it_gains_anything() -> None:
@@ -347,5 +373,5 @@ def test_a_drafter_that_is_always_silent_is_not_asked_forever() -> None:
             outlook = Outlook(gains, 0.0, 3)
             if policy.ask("d", [outlook], sizes, ALONE, 1 / 10.0, price) is not None:
                 asked += 1
-                policy.learn_silence("d")
+                policy.learn_silence("d", [request])
         assert asked < 50 + 5 * guesses < 200

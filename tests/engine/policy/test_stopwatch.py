@@ -25,7 +25,7 @@ FLIGHT: Any = SimpleNamespace(landed=None)
 
 def make() -> tuple[Any, Any, Stopwatch]:
     """A policy, a runner and the clock between them."""
-    policy: Any = SimpleNamespace(cost=Heard(), waited=Heard())
+    policy: Any = SimpleNamespace(cost=Heard(), waited=Heard(), proof=Heard())
     drafting: Any = SimpleNamespace(policy=policy, measures=True, hurried=False)
     runner: Any = SimpleNamespace(runs_ahead=True, prepared=3)
     return policy, runner, Stopwatch(runner, drafting)
@@ -106,3 +106,25 @@ def test_on_a_gpu_few_passes_without_drafts_are_learned_from(
         clock.landed(Launched([step_of(1)], [TokenTree.empty()], FLIGHT, float(second)))
         clock.teach()
     assert len(policy.cost) == (2 if ahead else 2 * stopwatch.SELDOM)
+
+
+def test_what_drafts_bring_by_the_clock_is_told_with_what_comes_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From one pass to the next, and not after prompts; the first passes after drafts had to wait
+    for them."""
+    policy, runner, clock = make()
+    drafted = [1, 0, 0, 0, 1]
+    for now, nodes in enumerate(drafted):
+        monkeypatch.setattr(stopwatch, "perf_counter", lambda now=now: float(now))
+        tree = TokenTree.chain([5] * nodes, "d")
+        clock.landed(Launched([step_of(1)], [tree], FLIGHT, float(now)), 1 + nodes)
+    assert policy.proof == [
+        (1, 1, 1.0, True),
+        (1, 1, 1.0, True),
+        (1, 1, 1.0, False),
+        (1, 2, 1.0, True),
+    ]
+    runner.runs_ahead = False
+    clock.landed(Launched([step_of(1)], [TokenTree.empty()], FLIGHT, 9.0), 1)
+    assert len(policy.proof) == 4  # a CPU does one thing after the other, and parts are enough

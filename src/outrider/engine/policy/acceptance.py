@@ -15,7 +15,11 @@ PRIOR = 6.0  # how many observations the first guess is worth
 MEMORY = 200.0  # observations of a bin; older ones fade
 LEVEL_MEMORY = 256.0  # of a level: how texts begin tells little of how they go on
 HOPE = 0.7  # a drafter that gives no confidence is believed this much at first
+LASTING = 2048.0  # observations by which a drafter is known for good
+BETTER = 2.5  # the odds of a text of another kind may be so much better than of those before it
+PARTING = 7 / 8  # of what levels have shown is kept when a text leaves: others may be of that kind
 DEEPEST = 16
+NEWS = 4.0  # drafts for one text, of which the last tells half as much of others as the first
 CAUTION = 3.0  # how many observations it takes to believe that a request differs from others
 REQUEST_KEEP = 0.9  # of a request's own record, per step
 HIGHEST = 0.98
@@ -54,6 +58,10 @@ class Rate:
     def mean(self, prior: float) -> float:
         return (self.hits + PRIOR * prior) / (self.count + PRIOR)
 
+    def fade(self, keep: float) -> None:
+        self.hits *= keep
+        self.count *= keep
+
 
 def _levels() -> list[Rate]:
     return [Rate(memory=LEVEL_MEMORY) for _ in range(DEEPEST)]
@@ -68,6 +76,7 @@ class Track:
     # Of first guesses by depth, and of second, third, … ones wherever they are.
     firsts: list[Rate] = field(default_factory=_levels)
     others: list[Rate] = field(default_factory=lambda: [Rate() for _ in OTHERS])
+    lasting: Rate = field(default_factory=lambda: Rate(memory=LASTING))  # of the first level
     # Per bin, the chance as a + b * confidence; kept until something is learned of that bin.
     _lines: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
@@ -99,21 +108,33 @@ class Track:
                 a, b = old * a + (1 - old) * rate.hits / rate.count, old * b
         return a, b
 
+    @property
+    def hope(self) -> float:
+        """What is expected of first guesses for texts of which nothing is known. One that was never
+        right is not hoped for."""
+        return min(HOPE, in_odds(self.lasting.mean(HOPE), BETTER))
+
+    def part(self) -> None:
+        """A text has left. Those that follow are likely of another kind, and are judged anew."""
+        for rate in (*self.levels, *self.firsts):
+            rate.fade(PARTING)
+
     def level_chance(self, depth: int) -> float:
         """That some node at this depth holds, given one above it: all that is known beforehand."""
-        return _each_depth(self.levels)[min(depth, DEEPEST) - 1]
+        return _each_depth(self.levels, self.hope)[min(depth, DEEPEST) - 1]
 
     def outlooks(self, shapes: list[Shape], odds: np.ndarray) -> list[np.ndarray]:
         """Of trees that are not drafted yet: the chances that the texts of requests run through
         their nodes; odds [requests], by which these depart from others -> [requests, nodes]."""
         others = [rate.mean(prior) for rate, prior in zip(self.others, OTHERS, strict=True)]
-        logs = np.log(_likely([*_each_depth(self.firsts), *others], odds))  # [kinds, requests]
+        firsts = _each_depth(self.firsts, self.hope)
+        logs = np.log(_likely([*firsts, *others], odds))  # [kinds, requests]
         return [np.exp(_kinds(shape) @ logs).T for shape in shapes]
 
     def levels_outlook(self, deepest: int, odds: np.ndarray) -> np.ndarray:
         """The same where nothing is known but depths: the chances to get so far, [requests,
         depths]."""
-        known = _each_depth(self.levels)
+        known = _each_depth(self.levels, self.hope)
         levels = [known[min(depth, DEEPEST) - 1] for depth in range(1, deepest + 1)]
         return _likely(levels, odds).cumprod(0).T
 
@@ -123,16 +144,18 @@ class Track:
         for deeper in range(depth_bin, DEPTH_BINS[-1] + 1):
             self._lines.pop((confidence_bin, deeper), None)
 
-    def learn_level(self, depth: int, hits: list[bool]) -> None:
+    def learn_level(self, depth: int, hits: list[bool], weight: float = 1.0) -> None:
         """Of the nodes below the one that was reached, which held, the first guess first."""
-        self._learn_level(depth, any(hits), [*map(float, hits)], 1.0)
+        self._learn_level(depth, any(hits), [*map(float, hits)], weight)
 
-    def suppose_level(self, depth: int, chances: list[float], reached: float) -> None:
-        """The same of nodes that hold with these chances, below one that the text had this chance
-        to come to."""
-        self._learn_level(depth, min(sum(chances), HIGHEST), chances, reached)
+    def suppose_level(self, depth: int, chances: list[float], weight: float) -> None:
+        """The same of nodes that hold with these chances; below one that the text had some chance
+        to come to, that is part of the weight."""
+        self._learn_level(depth, min(sum(chances), HIGHEST), chances, weight)
 
     def _learn_level(self, depth: int, some: float, each: list[float], weight: float) -> None:
+        if depth == 1:
+            self.lasting.learn(some, weight)
         if depth <= DEEPEST:
             self.levels[depth - 1].learn(some, weight)
             self.firsts[depth - 1].learn(each[0], weight)
@@ -140,11 +163,11 @@ class Track:
             rate.learn(hit, weight)
 
 
-def _each_depth(rates: list[Rate]) -> list[float]:
+def _each_depth(rates: list[Rate], hope: float) -> list[float]:
     """Each depth starts from what the one above it has shown; but while little is seen of itself,
     from no more than is hoped for at first: what held above may have been how texts begin, which
     is easily guessed, and a batch of texts would all be drafted for as deep at once."""
-    chances, chance = [], HOPE
+    chances, chance = [], hope
     for rate in rates:
         seen = rate.count / (rate.count + PRIOR)
         chance = rate.mean(min(chance, HOPE + seen * (1 - HOPE)))
@@ -184,6 +207,13 @@ class Record:
     expected: float = 0.0
     failed: float = 0.0
     feared: float = 0.0
+    seen: int = 0  # drafts
+
+    @property
+    def news(self) -> float:
+        """How much the next draft tells of other texts. They differ from each other: a hundred
+        drafts for one, which is the last of its batch as it is hard to guess, tell little."""
+        return NEWS / (NEWS + self.seen)
 
     @property
     def odds(self) -> float:
@@ -224,6 +254,7 @@ def learn(tree: TokenTree, text: list[int], track: Track, record: Record) -> Non
     """The target wrote `text` where `tree` was proposed, whether or not the tree was checked: so
     a drafter that is not trusted at present keeps being judged, for nothing."""
     record.fade()
+    news = record.news
     for depth, (siblings, token) in enumerate(_reached(tree, text), 1):
         hits = [tree.tokens[node] == token for node in siblings]
         if tree.confidence is None:
@@ -233,16 +264,19 @@ def learn(tree: TokenTree, text: list[int], track: Track, record: Record) -> Non
                 record.learn(track.node_chance(tree.confidence[node], depth), hit)
                 track.learn_node(tree.confidence[node], depth, hit)
         if tree.confidence is None or depth == 1:
-            track.learn_level(depth, hits)
+            track.learn_level(depth, hits, news)
     if tree.confidence is not None and len(tree):
-        _suppose_below(tree, tree.confidence, track, record.odds)
+        _suppose_below(tree, tree.confidence, track, record.odds, news)
+    record.seen += 1
 
 
-def _suppose_below(tree: TokenTree, confidence: list[float], track: Track, odds: float) -> None:
+def _suppose_below(
+    tree: TokenTree, confidence: list[float], track: Track, odds: float, news: float
+) -> None:
     """What deeper levels promise, by the chances of their nodes. Whether they hold is seen only
     where the nodes above were likely enough to be checked: learned from those alone, drafts would
     seem to hold the better, the deeper they go."""
-    node, depth, reached = ROOT, 1, 1.0
+    node, depth, reached = ROOT, 1, news
     while siblings := tree.children.get(node):
         chances = track.node_chances([confidence[i] for i in siblings], [depth] * len(siblings))
         chances = [min(in_odds(chance, odds), HIGHEST) for chance in chances]

@@ -9,6 +9,8 @@ from outrider.drafters.worth import Worth
 from outrider.engine.policy.cost import PassCost
 from outrider.engine.policy.gate import Pass, reading_seconds
 
+ENOUGH = 3  # drafts for a text, to say how it goes with them
+
 
 class Outlook(NamedTuple):
     """One request, as far as it matters here."""
@@ -17,6 +19,7 @@ class Outlook(NamedTuple):
     without: float  # tokens expected from what is proposed for it already
     room: int  # nodes that it may have
     proposed: int = 0  # nodes of that, in whose place the draft would come
+    seen: int = ENOUGH  # drafts of this drafter for it
 
 
 class Size(NamedTuple):

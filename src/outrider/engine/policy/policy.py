@@ -10,20 +10,22 @@ import numpy as np
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.shapes import Shape
-from outrider.engine.policy.acceptance import OTHERS, Record, Track, learn, path_chances
+from outrider.engine.policy.acceptance import BETTER, OTHERS, Record, Track, learn, path_chances
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, margin, mean_speed
 from outrider.engine.policy.cost import Measured, PassCost
 from outrider.engine.policy.gate import LOOKING, Doubt, Pass, Pause, reading_seconds
 from outrider.engine.policy.interest import LOOKING_UP, Interest
 from outrider.engine.policy.moods import CPU, GPU
-from outrider.engine.policy.offer import Offer, Outlook, Price, Size, best_offer
+from outrider.engine.policy.offer import ENOUGH, Offer, Outlook, Price, Size, best_offer
+from outrider.engine.policy.proof import Proof
 from outrider.engine.policy.timing import Timing, Waiting
 
 HOPED_GAIN = 0.5  # tokens per step that a lookup is thought to bring before it was ever asked
 GAIN_KEEP = 0.98  # of the mean over all requests, which newcomers inherit
 AMORTISED = 32  # steps over which a drafter's reading of a text must pay
 UNPROVEN = 24  # drafts of which the first guess was judged: from then on a drafter is known
-AT_FIRST = 8  # texts that it drafts for at once until then: it must read them first, maybe in vain
+AT_FIRST = 8  # texts that it drafts for at once until then: it must read them first, maybe in vain,
+TRIAL = 0.5  # and so much of a pass's time may go into that, but for one text
 SILENCE = 4.0  # wrong guesses that count as much: it is the drafter itself who thinks it would miss
 THOUGHT_OVER = 8  # passes with drafts on the device, before another shape of them is considered
 
@@ -38,6 +40,7 @@ class Policy:
         self.timings: defaultdict[str, Timing] = defaultdict(Timing)
         self.following: defaultdict[str, Timing] = defaultdict(Timing)  # drafts on the device
         self.waited = Waiting()
+        self.proof = Proof()  # that drafts are faster
         self.reset()
 
     def reset(self) -> None:
@@ -50,6 +53,7 @@ class Policy:
         self._at_work: set[str] = set()  # drafters that paid when they were last asked
         self.doubts: defaultdict[str, Doubt] = defaultdict(Doubt)
         self.lookups_doubt = Doubt(LOOKING)
+        self.proof.forget()
         self._kept = 0  # passes since the shape of such drafts was thought over
 
     @cached_property
@@ -84,6 +88,9 @@ class Policy:
         depth."""
         track = self.tracks[drafter]
         odds = np.array([self._record(request, drafter).odds for request in requests])
+        seen = np.array(self.seen(requests, drafter))
+        if not _tested(seen.tolist()):  # they may be of another kind
+            odds[seen < ENOUGH] *= BETTER
         nodes, depths = np.array(sizes).T  # [sizes] each
         if outlines:
             trees, which, taken = track.outlooks(outlines, odds), depths - 1, nodes
@@ -96,17 +103,26 @@ class Policy:
         each = np.arange(len(requests))[:, None]
         return sums[each, which, np.minimum(taken, np.array(rooms)[:, None])]
 
+    def seen(self, requests: list[Request], drafter: str) -> list[int]:
+        """How many drafts of it were judged for each."""
+        return [self._record(request, drafter).seen for request in requests]
+
     def learn(self, request: Request, drafter: str, tree: TokenTree, text: list[int]) -> None:
         """The target wrote `text` where `drafter` proposed `tree`, checked or not."""
         learn(tree, text, self.tracks[drafter], self._record(request, drafter))
 
-    def learn_silence(self, drafter: str) -> None:
-        """A drafter that costs time was asked for a text, and found nothing worth proposing: no
-        more is gained by that than by wrong guesses of all ranks."""
-        self.tracks[drafter].suppose_level(1, [0.0] * (1 + len(OTHERS)), SILENCE)
+    def learn_silence(self, drafter: str, requests: list[Request]) -> None:
+        """A drafter that costs time was asked, and found nothing worth proposing for these: no more
+        is gained by that than by wrong guesses of all ranks. Where it is asked for few texts, such
+        a call costs most for what it tells."""
+        for request in requests:
+            wrong, weight = [0.0] * (1 + len(OTHERS)), max(1.0, SILENCE / len(requests))
+            self.tracks[drafter].suppose_level(1, wrong, weight)
+            self._record(request, drafter).seen += 1
 
     def release(self, request: Request) -> None:
-        self._records.pop(request, None)
+        for drafter in self._records.pop(request, ()):
+            self.tracks[drafter].part()
         self._interests.pop(request, None)
 
     # ---- decisions ----
@@ -220,16 +236,26 @@ class Policy:
         best = best_offer(outlooks, sizes, base, self.cost, price)
         return best is None or best.speed < (1 + MARGIN) * own
 
-    def pays(self, drafter: str, offer: Offer | None, base: Pass, speed: float) -> bool:
+    def pays(
+        self,
+        drafter: str,
+        offer: Offer | None,
+        outlooks: list[Outlook],
+        base: Pass,
+        speed: float,
+    ) -> bool:
         """Whether an offer promises enough beyond `speed`. While a drafter has shown too little to
         be judged, anything is enough: how else could it show more? And one that is at work goes on
         while it gains anything: what it has not read meanwhile it would have to read later."""
         at_work = drafter in self._at_work and not self.ahead
-        beyond = margin(base.writers, self.ahead) if self._known(drafter) and not at_work else 0.0
+        judged = self._known(drafter, outlooks) and not at_work
+        beyond = margin(base.writers, self.ahead) if judged else 0.0
         return offer is not None and offer.speed > (1 + beyond) * speed
 
-    def _known(self, drafter: str) -> bool:
-        return self.tracks[drafter].levels[0].count >= UNPROVEN
+    def _known(self, drafter: str, outlooks: list[Outlook]) -> bool:
+        """In general, and for texts of this kind."""
+        seen = [outlook.seen for outlook in outlooks]
+        return self.tracks[drafter].levels[0].count >= UNPROVEN and _tested(seen)
 
     def ask(
         self,
@@ -244,7 +270,7 @@ class Policy:
         """Whether to have a drafter that costs time draft for some of the requests. `speed` is what
         the pass promises without it. `late`: whether the next pass should wait for it."""
         offer = best_offer(outlooks, sizes, base, self.cost, price)
-        pays = self.pays(drafter, offer, base, speed)
+        pays = self.pays(drafter, offer, outlooks, base, speed)
         self._at_work.discard(drafter)
         if offer is None:
             return None
@@ -252,13 +278,28 @@ class Policy:
         if pays:
             self._at_work.add(drafter)
             self._pauses[drafter].end()
-        if pays and self._known(drafter) and not young:
+        if pays and self._known(drafter, outlooks) and not young:
             return offer
         # It is tried on texts that it has read: after a miss others may seem more promising, and
         # would have to be read, and would tell nothing of what a draft takes.
         read_first = sorted(range(len(outlooks)), key=price.reading.__getitem__)
         if pays or young:
-            return offer._replace(chosen=read_first[: min(len(offer.chosen), AT_FIRST)])
+            few = min(len(offer.chosen), AT_FIRST, self._affordable(price, read_first, base))
+            return offer._replace(chosen=read_first[:few])
         if self._pauses[drafter].tick(late, 1 + self.doubts[drafter].passed):
             return offer._replace(chosen=read_first[:1])
         return None
+
+    def _affordable(self, price: Price, texts: list[int], base: Pass) -> int:
+        """How many of these texts, one after the other, may be read for a trial; one at least."""
+        steps = 1 if base.reading else AMORTISED
+        seconds = steps * np.array([price.reading[i] for i in texts]).cumsum()
+        most = TRIAL * self.cost.seconds(base.sequences, base.sequences, base.keys)
+        return max(1, int((seconds <= most).sum()))
+
+
+def _tested(seen: list[int]) -> bool:
+    """Whether enough drafts were judged for half of these texts, or for some of many, to say how it
+    goes with all."""
+    enough = [min(drafts, AT_FIRST) for drafts in seen]
+    return sum(enough) >= min(UNPROVEN, ENOUGH * len(seen) / 2)

@@ -7,6 +7,7 @@ import numpy as np
 
 KEEP = 0.9  # of an estimate, where a new measurement comes in
 OUTLIER = 3.0  # a call may be interrupted: what is that much longer counts as this much
+UNSEEN_ROWS = 32  # of a text take as long to read as a draft's, until that is seen
 FIRST = 3  # calls of which the shortest counts: the very first one builds what later ones use
 
 
@@ -67,7 +68,7 @@ class Timing:
     @property
     def per_row(self) -> float:
         """Of reading. While it was not seen: a fraction of what a lone row takes in a draft."""
-        return self.seconds(1, 1) / 8 if self._per_row is None else self._per_row
+        return self.seconds(1, 1) / UNSEEN_ROWS if self._per_row is None else self._per_row
 
     def known(self, requests: int | None = None) -> bool:
         """Whether a batch of about this size was seen; without it, any."""
