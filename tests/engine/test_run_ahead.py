@@ -418,3 +418,27 @@ def test_a_drafter_that_does_not_pay_is_not_waited_for_but_tried_now_and_then(
     same_results(llm, asked, results, run(make_llm(models.target), asked))
     assert graphs.ahead > 80
     assert 1 <= len(lengths) <= 4  # after 32 steps, after 64 more
+
+
+@pytest.mark.parametrize(("always", "stopped"), [(False, False), (False, True), (True, True)])
+def test_drafts_that_were_slower_by_the_clock_are_not_made(
+    models: Models, monkeypatch: pytest.MonkeyPatch, always: bool, stopped: bool
+) -> None:
+    """Audits look at drafts, and not at speed."""
+    llm, _ = make_ahead(models, {"model": models.target})
+    policy, drafted = llm.engine.policy, []
+    policy.cost = PassCost(Measured([1, 64], [1.0, 1.0], context=256), fixed=True)
+    if always:
+        policy.draft_always()
+    monkeypatch.setattr(policy.proof, "stopped", lambda texts: stopped)
+    monkeypatch.setattr(policy.proof, "refuses", lambda texts: stopped)
+    propose = llm.engine.drafting.propose
+
+    def noted(*asked: Any) -> Any:
+        trees = propose(*asked)
+        drafted.append(any(map(len, trees)))
+        return trees
+
+    monkeypatch.setattr(llm.engine.drafting, "propose", noted)
+    run(llm, greedy(2, max_tokens=20, ignore_eos=True))
+    assert any(drafted) is (always or not stopped)

@@ -251,6 +251,13 @@ def test_a_truncated_gguf(gguf: Path, tmp_path: Path) -> None:
         assert "download it again" in message(error), length
 
 
+def test_a_gguf_without_what_reads_it(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.model.gguf_file.find_spec", lambda name: None)
+    with pytest.raises(ModelError) as error:
+        load_model(str(gguf))
+    assert "pip install gguf" in message(error) and "damaged" not in message(error)
+
+
 def test_a_part_of_a_gguf(gguf: Path, tmp_path: Path) -> None:
     part = tmp_path / "big-00001-of-00003.gguf"
     part.write_bytes(gguf.read_bytes())

@@ -128,7 +128,7 @@ class Drafting:
         nothing = TokenTree.empty()
         self.wanted = False
         self._alone.clear()
-        refused = self.runner.runs_ahead and self.policy.proof.refuses(len(batch))
+        refused = self.runner.runs_ahead and self.policy.proof.refuses(base.sequences)
         rested = self._rest.over() and (not refused or self.policy.always)
         if not rested and all(self._plans[request].length is None for request in batch):
             self._proposals = {}
@@ -322,7 +322,7 @@ class Drafting:
         chains = dict(zip(batch, trees, strict=True))
         if any(not len(chains[request]) for request in mine if request not in free):
             return None  # it was promised drafts
-        if free and self.policy.proof.stopped(len(batch)):
+        if free and not self.policy.always and self.policy.proof.stopped(base.sequences):
             return None
         if free and not self._keeps_shape(drafter, mine, chains, base, room):
             return None

@@ -53,7 +53,7 @@ class Stopwatch:
         self.replayed_steps += flight.landed is not None and flight.replayed
         if not self.drafting.measures or not routine:
             return
-        if wrote and self.runner.runs_ahead:
+        if wrote and self.runner.runs_ahead and self._is_proof(launched):
             drafted = self._settled <= SETTLED  # those after them had to wait
             self.drafting.policy.proof.learn(len(work), tokens, now - before, drafted)
         # A pass that ran ahead began when the one before it landed.
@@ -61,6 +61,12 @@ class Stopwatch:
         # After prompts every pass waits, drafts or none.
         waited = launched.started - before - launched.modelled if wrote else None
         self._noted.append((launched, plain_pass(work), took, waited))
+
+    def _is_proof(self, launched: Launched) -> bool:
+        """Whether the time since the last pass went into this one, of which the policy decided."""
+        if not (launched.routine and launched.settled):
+            return False
+        return all(self.drafting.can_wait(item.sequence.request) for item in launched.work)
 
     def teach(self) -> None:
         """Tell the policy, once the next pass is under way."""

@@ -1,6 +1,7 @@
 """Reading a GGUF file: weights, configuration and tokenizer, through transformers."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ def check_gguf(path: Path) -> None:
         magic = file.read(4)
     if magic != b"GGUF":
         raise ModelError(f"{path} is not a GGUF file (it starts with {magic!r}); download it again")
+    if find_spec("gguf") is None:  # transformers would say so of a file that seems damaged then
+        raise ModelError(f"{path} needs the package that reads GGUF files: pip install gguf")
 
 
 def read_gguf_config(path: Path) -> Any:

@@ -166,7 +166,7 @@ def test_many_drafts_for_one_text_tell_less_than_those_for_many() -> None:
 
 def test_what_levels_have_shown_fades_as_texts_leave() -> None:
     """But not what a drafter is like in general: one that was never right is not hoped for."""
-    for hit, least, most in ((1, 0.65, HOPE), (0, 0.0, 0.2)):
+    for hit, least, most in ((1, HOPE, HOPE), (0, 0.0, 0.1)):
         track = Track()
         for _ in range(100):
             learn(chain([1], None), [hit], track, Record())
@@ -174,8 +174,7 @@ def test_what_levels_have_shown_fades_as_texts_leave() -> None:
         for _ in range(60):
             track.part()
         assert track.levels[0].count < 1
-        assert least <= track.level_chance(1) <= most + 0.01
-        assert track.hope <= HOPE
+        assert least - 0.01 <= track.level_chance(1) <= most + 0.01
         assert (shown > 0.9) if hit else (shown < 0.1)
 
 

@@ -84,3 +84,13 @@ def test_of_one_text_it_takes_longer_to_see() -> None:
     proof.learn(1, 1, 1.0, False)
     proof.learn(1, 1, 3.0, True)
     assert proof.stopped(1)
+
+
+def test_what_is_left_of_drafts_after_a_stop_does_not_count() -> None:
+    """A pass that was under way, and those after it that had to wait."""
+    proof = Proof()
+    steps(proof, PLAIN_STEPS, False, 8, 1.0)
+    steps(proof, 3 * STEPS, True, 8, 2.0)
+    assert refused(proof) == SHORTEST_STOP
+    steps(proof, STEPS - 1, True, 8, 2.0)
+    assert not proof.stopped(8)

@@ -1,6 +1,7 @@
 """What the policy hears of the time that passes take."""
 
 from array import array
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ def make() -> tuple[Any, Any, Stopwatch]:
     """A policy, a runner and the clock between them."""
     policy: Any = SimpleNamespace(cost=Heard(), waited=Heard(), proof=Heard())
     drafting: Any = SimpleNamespace(policy=policy, measures=True, hurried=False)
+    drafting.can_wait = lambda request: request.slots != [4]
     runner: Any = SimpleNamespace(runs_ahead=True, prepared=3)
     return policy, runner, Stopwatch(runner, drafting)
 
@@ -125,6 +127,15 @@ def test_what_drafts_bring_by_the_clock_is_told_with_what_comes_after_them(
         (1, 1, 1.0, False),
         (1, 2, 1.0, True),
     ]
+    plain = Launched([step_of(1)], [TokenTree.empty()], FLIGHT, 9.0)
+    clock.landed(replace(plain, routine=False), 1)  # something was built in it
+    clock.landed(replace(plain, settled=False), 1)  # the engine may have been idle before it
+    promised = step_of(1)
+    promised.sequence.request.slots = [4]
+    clock.landed(replace(plain, work=[promised]), 1)  # drafts that nobody has decided on
     runner.runs_ahead = False
-    clock.landed(Launched([step_of(1)], [TokenTree.empty()], FLIGHT, 9.0), 1)
-    assert len(policy.proof) == 4  # a CPU does one thing after the other, and parts are enough
+    clock.landed(plain, 1)  # a CPU does one thing after the other, and parts are enough
+    assert len(policy.proof) == 4
+    runner.runs_ahead = True
+    clock.landed(plain, 1)
+    assert len(policy.proof) == 5

@@ -19,7 +19,7 @@ LASTING = 2048.0  # observations by which a drafter is known for good
 BETTER = 2.5  # the odds of a text of another kind may be so much better than of those before it
 PARTING = 7 / 8  # of what levels have shown is kept when a text leaves: others may be of that kind
 DEEPEST = 16
-NEWS = 4.0  # drafts for one text, of which the last tells half as much of others as the first
+NEWS = 4.0  # drafts for one text: the next one tells half as much of others as the first
 CAUTION = 3.0  # how many observations it takes to believe that a request differs from others
 REQUEST_KEEP = 0.9  # of a request's own record, per step
 HIGHEST = 0.98
@@ -110,9 +110,9 @@ class Track:
 
     @property
     def hope(self) -> float:
-        """What is expected of first guesses for texts of which nothing is known. One that was never
-        right is not hoped for."""
-        return min(HOPE, in_odds(self.lasting.mean(HOPE), BETTER))
+        """What is expected of first guesses for texts of which nothing is known: what the drafter
+        was like in general. One that was never right is not hoped for."""
+        return self.lasting.mean(HOPE)
 
     def part(self) -> None:
         """A text has left. Those that follow are likely of another kind, and are judged anew."""

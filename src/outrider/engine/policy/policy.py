@@ -23,7 +23,7 @@ from outrider.engine.policy.timing import Timing, Waiting
 HOPED_GAIN = 0.5  # tokens per step that a lookup is thought to bring before it was ever asked
 GAIN_KEEP = 0.98  # of the mean over all requests, which newcomers inherit
 AMORTISED = 32  # steps over which a drafter's reading of a text must pay
-UNPROVEN = 24  # drafts of which the first guess was judged: from then on a drafter is known
+UNPROVEN = 24  # first guesses that were judged: from then on a drafter is known
 AT_FIRST = 8  # texts that it drafts for at once until then: it must read them first, maybe in vain,
 TRIAL = 0.5  # and so much of a pass's time may go into that, but for one text
 SILENCE = 4.0  # wrong guesses that count as much: it is the drafter itself who thinks it would miss
@@ -121,8 +121,9 @@ class Policy:
             self._record(request, drafter).seen += 1
 
     def release(self, request: Request) -> None:
-        for drafter in self._records.pop(request, ()):
-            self.tracks[drafter].part()
+        for drafter, record in self._records.pop(request, {}).items():
+            if record.seen:
+                self.tracks[drafter].part()
         self._interests.pop(request, None)
 
     # ---- decisions ----
@@ -299,7 +300,7 @@ class Policy:
 
 
 def _tested(seen: list[int]) -> bool:
-    """Whether enough drafts were judged for half of these texts, or for some of many, to say how it
-    goes with all."""
+    """Whether so many drafts were judged for texts of a batch that it is known how it goes with
+    all of them: some for each of half of them, or many for a few."""
     enough = [min(drafts, AT_FIRST) for drafts in seen]
     return sum(enough) >= min(UNPROVEN, ENOUGH * len(seen) / 2)

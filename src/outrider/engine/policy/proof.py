@@ -65,10 +65,13 @@ class Proof:
     _trials: defaultdict[int, Trial] = field(default_factory=lambda: defaultdict(Trial))
 
     def learn(self, texts: int, tokens: int, seconds: float, drafted: bool) -> None:
-        """Of the time from one pass to the next."""
+        """Of the time from one pass to the next. What is left of drafts while they are stopped
+        tells nothing of those that come after."""
         trial = self._trials[texts.bit_length()]
-        (trial.drafted if drafted else trial.plain).learn(texts, tokens, seconds)
-        if drafted:
+        if not drafted:
+            trial.plain.learn(texts, tokens, seconds)
+        elif not trial.left:
+            trial.drafted.learn(texts, tokens, seconds)
             trial.judge()
 
     def stopped(self, texts: int) -> bool:
