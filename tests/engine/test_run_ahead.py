@@ -28,6 +28,7 @@ from outrider import verify
 from outrider.core.params import SamplingParams
 from outrider.engine.llm import LLM
 from outrider.engine.policy.cost import Measured, PassCost
+from outrider.engine.policy.timing import FIRST, Timing
 from outrider.engine.scheduler import LONGEST_WAIT, WRITES_PER_READ
 from outrider.model.flight import Flight
 from outrider.model.segment import Segment
@@ -404,7 +405,8 @@ def test_a_drafter_that_does_not_pay_is_not_waited_for_but_tried_now_and_then(
 ) -> None:
     asked = greedy(2, max_tokens=120, ignore_eos=True)
     llm, graphs = make_ahead(models, {"model": models.target})
-    llm.engine.policy.timings["draft_model"].learn(1e3, 1, 1)  # seconds
+    llm.engine.policy.timings["draft_model"] = Timing(None, {1: 1e3, 2: 1e3}, FIRST)  # seconds
+    monkeypatch.setattr(Timing, "learn", lambda *_: None)  # a clock decides nothing here
     drafter, lengths = llm.engine.drafter, []
     propose = drafter.propose
 
