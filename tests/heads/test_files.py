@@ -308,3 +308,42 @@ def test_pickles_are_fetched_for_drafters_only(
         fetched.clear()
         files_module.Files.of("someone/something", sure=sure)
         assert fetched == expected
+
+
+def test_a_report_tells_what_a_drafter_can(
+    models: Models, heads: Heads, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What training has found out; a report of another kind is no reason not to draft."""
+    folder = Path(rewritten(heads["eagle3"], tmp_path / "drafter"))
+
+    def loaded(report: str) -> LLM:
+        (folder / "report.json").write_text(report)
+        return make_llm(models.target, {"method": "eagle3", "model": str(folder)})
+
+    llm = loaded('{"held out": [{"depths": [0.1]}, {"depths": [0.9, 0.5, 0.0, 0.0]}]}')
+    assert llm.engine.drafter.record == (0.9, 0.5, 0.0)
+    assert llm.engine.policy.tracks["eagle3"].hope == pytest.approx(0.9, abs=0.02)
+    for broken in ("{", "[]", '{"held out": []}', '{"held out": [{"depths": [2.0]}]}'):
+        caplog.clear()
+        assert loaded(broken).engine.drafter.record == ()
+        assert "report.json" in caplog.text
+    (folder / "report.json").unlink()
+    caplog.clear()
+    assert make_llm(models.target, {"model": str(folder)}).engine.drafter.record == ()
+    assert not caplog.text
+
+
+def test_where_passes_run_ahead_a_report_promises_nothing(
+    models: Models, heads: Heads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(rewritten(heads["eagle3"], tmp_path / "drafter"))
+    (folder / "report.json").write_text('{"held out": [{"depths": [0.9]}]}')
+    llm = make_llm(models.target, {"method": "eagle3", "model": str(folder)})
+    crew = llm.engine.drafting.crew
+    llm.engine.policy._promised.clear()
+    monkeypatch.setattr(type(crew._runner), "runs_ahead", True)
+    crew._bind(crew.root)
+    assert not llm.engine.policy._promised
+    monkeypatch.setattr(type(crew._runner), "runs_ahead", False)
+    crew._bind(crew.root)
+    assert llm.engine.policy._promised == {"eagle3": (0.9,)}

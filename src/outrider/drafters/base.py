@@ -58,6 +58,8 @@ class Drafter:
     target_runner: Runner  # for those that draft with the target itself; there before `bind`
     # The time of a target pass over n rows of one request, where the engine has measured it.
     pass_seconds: Callable[[int], float] | None = None
+    # By depth, how often its guesses hold once one came so deep, where its training has found out.
+    record: tuple[float, ...] = ()
 
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         self.config = config

@@ -50,6 +50,7 @@ class TrainedDrafter(GrowingDrafter):
     def __init__(self, config: DraftConfig, target: LoadedModel) -> None:
         super().__init__(config, target)
         files = self._files(config, target)
+        self.record = files.record
         dtype = choose_dtype(config.options.get("dtype") or target.dtype, target.device)
         shape = Target.of(target.model)
         self.head = self.read(files, shape, dtype, target.device, target.context_length)

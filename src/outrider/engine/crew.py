@@ -64,6 +64,10 @@ class Crew:
         for each in {drafter, *drafter.members}:
             each.target_runner = self._runner
             each.pass_seconds = lambda rows: self._policy.cost.seconds(rows)
+            # How often guesses hold says little of what drafts take on a GPU beside passes that
+            # follow each other: there the clock has to show that they pay.
+            if not self._runner.runs_ahead:
+                self._policy.promise(each.name, each.record)
         drafter.bind(self._kv)
 
     def plan(self, wanted: Any) -> Plan:

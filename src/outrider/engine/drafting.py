@@ -1,5 +1,6 @@
 """Who drafts for which request, and how much of it is checked."""
 
+import sys
 from time import perf_counter
 
 from outrider.core.errors import OutriderError
@@ -226,7 +227,8 @@ class Drafting:
         )
         backlogs = [drafter.backlog(request) for request in mine]
         follows = drafter.following is not None and drafter.following.takes(batch)
-        price = self.policy.price(drafter.name, backlogs, ahead, follows)
+        left = [self._left(request) for request in mine]
+        price = self.policy.price(drafter.name, backlogs, ahead, follows, left)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
         paid = self.policy.pays(drafter.name, offer, outlooks, base, cut.speed)  # and not on trial
@@ -248,6 +250,11 @@ class Drafting:
                 if proposals and sum(proposals[-1].chances) >= cut.expected[request]:
                     self._alone[request] = drafter
         return True
+
+    def _left(self, request: Request) -> int:
+        """Tokens that it may still be written, at most."""
+        most = request.params.max_tokens
+        return sys.maxsize if most is None else most - request.position
 
     def _call(
         self,

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from array import array
 from collections import defaultdict
 from time import perf_counter
 from typing import Any
@@ -36,7 +37,7 @@ from outrider.engine.stopwatch import Stopwatch, plain_pass
 from outrider.model.kv import KVCache
 from outrider.model.loading import fix_rotary, load_model
 from outrider.model.memory import MemoryUse
-from outrider.model.runner import REPRODUCIBLE_ROWS, Runner
+from outrider.model.runner import REPRODUCIBLE_ROWS, SCRAP, Runner
 from outrider.sampling.counts import Counts
 from outrider.sampling.rows import RowError
 from outrider.verify import pass_can_choose, verify, verify_chosen
@@ -109,14 +110,16 @@ class Engine:
         return self.drafting.root
 
     def _calibrate(self) -> Measured:
-        """Measures with slots of its own, as if it were a request."""
+        """Measures with slots of its own, as if it were a request. While others are at work, the
+        scrap slot stands in for those that are not free."""
         blank = Request("", [0], SamplingParams(), seed=0)
         self.kv.open(blank)
-        wanted = min(SLOTS, self.kv.total)
-        while not self.kv.reserve(blank, wanted):
-            wanted //= 2  # others are at work
+        wanted = free = min(SLOTS, self.kv.total)
+        while not self.kv.reserve(blank, free):
+            free //= 2
         try:
-            return calibrate(self.runner, blank.reserved)
+            slots = blank.reserved + array("q", [SCRAP]) * (wanted - free)
+            return calibrate(self.runner, slots)
         finally:
             self.kv.close(blank)
 

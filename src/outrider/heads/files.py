@@ -1,6 +1,7 @@
 """The files of a trained drafter: what they hold, and a network filled from them or refused."""
 
 import json
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,8 @@ from outrider.heads.block import Rotary
 from outrider.heads.head import Head
 from outrider.model.rotary import fix_rotary
 from outrider.model.source import locate
+
+log = logging.getLogger(__name__)
 
 SHOWN = 3  # tensors named where many are wrong
 LAYER_KEYS = (
@@ -68,6 +71,23 @@ class Files:
         except (OSError, ValueError) as error:
             raise ModelError(f"the config.json of {self.name!r} cannot be read: {error}") from error
         return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def record(self) -> tuple[float, ...]:
+        """By depth, how often guesses hold once one came so deep, on texts that were held out of
+        their training: its report says so, where there is one. No guess came deeper than a depth at
+        which none held."""
+        file = self.path / "report.json"
+        if not file.is_file():
+            return ()
+        try:
+            shares = json.loads(file.read_text("utf-8"))["held out"][-1]["depths"]
+            if not all(0 <= share <= 1 for share in shares):
+                raise ValueError(f"shares of guesses cannot be {shares}")
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            log.warning("the report.json of drafter %r is not used: %r", self.name, error)
+            return ()
+        return tuple(shares[: shares.index(0) + 1] if 0 in shares else shares)
 
     @cached_property
     def shapes(self) -> dict[str, list[int]]:

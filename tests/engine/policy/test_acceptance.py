@@ -191,7 +191,7 @@ CHAINS = [Size(length, length) for length in (1, 2, 3, 4)]
 
 
 def levels(seconds: float, requests: int = 1) -> Price:
-    return Price(0.0, lambda count: seconds, [0.0] * requests)
+    return Price(0.0, lambda count: seconds, [0.0] * requests, [0.0] * requests)
 
 
 def test_the_offer_weighs_gain_against_both_times() -> None:
@@ -259,7 +259,8 @@ def test_the_offer_is_the_best_of_all() -> None:
             )
             for _ in range(count)
         ]
-        price = Price(rng.random(), lambda n: 1.0 + 0.1 * n, [rng.random() for _ in range(count)])
+        reading = [rng.random() for _ in range(count)]
+        price = Price(rng.random(), lambda n: 1.0 + 0.1 * n, reading, reading)
         base = Pass(count, count, count, 0)
         found = best_offer(outlooks, sizes, base, COST, price)
         best = 0.0

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from tests.engine.helpers import Models, make_llm
 from tests.tiny import make_tiny
 
+from outrider.core.params import SamplingParams
+from outrider.core.request import Request
 from outrider.engine.policy import calibration
 from outrider.engine.policy.cost import FIRST as FIRST_PASSES
-from outrider.engine.policy.cost import SOON, STALE, Measured, PassCost, smooth
+from outrider.engine.policy.cost import SOON, STALE, Crowd, Measured, PassCost, smooth
 from outrider.engine.policy.explain import Decisions, explain
 from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
 from outrider.engine.policy.timing import FIRST, Timing
 from outrider.model.loading import load_model
-from outrider.model.runner import Runner
+from outrider.model.runner import SCRAP, Runner
 
 MEASURED = Measured([1, 2, 4, 8], [10.0, 14.0, 15.0, 17.0], 256, per_sequence=0.5, per_key=0.01)
 
@@ -294,12 +296,12 @@ def test_calibrations_of_other_versions_and_other_layers_are_not_believed(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_llm(models.target, None).engine.runner
-    files = {calibration._file(runner)}
+    files = {calibration._file(runner, {})}
     monkeypatch.setattr(calibration, "VERSION", "9.9")
-    files.add(calibration._file(runner))
+    files.add(calibration._file(runner, {}))
     head = runner.model.get_output_embeddings()
     head.__class__ = type("OtherLinear", (type(head),), {})
-    files.add(calibration._file(runner))
+    files.add(calibration._file(runner, {}))
     assert len(files) == 3
 
 
@@ -316,6 +318,73 @@ def test_a_small_pool_is_calibrated_with_what_there_is(models: Models, cache: Pa
     llm = make_llm(models.target, "ngram", kv_cache_tokens=24)
     assert llm.engine.policy.cost.measured.rows == [1, 2, 3, 4, 8, 16]
     llm.engine.kv.check()
+
+
+def test_a_pool_that_is_in_use_is_calibrated_like_one_that_is_not(
+    models: Models, cache: Path
+) -> None:
+    """A request may ask for a drafter that wants to know what passes take, when none is free."""
+    llm = make_llm(models.target, None, kv_cache_tokens=24)
+    engine = llm.engine
+    hoarder = Request("hoarder", [5], SamplingParams(), seed=0)
+    engine.kv.open(hoarder)
+    assert engine.kv.reserve(hoarder, engine.kv.total)
+    keys = [layer.module.outrider_kv.keys for layer in engine.runner.layers]
+    for layer in keys:
+        layer.fill_(7.0)
+    assert engine.policy.cost.measured.rows == [1, 2, 3, 4, 8, 16]
+    assert all((layer[SCRAP + 1 :] == 7.0).all() for layer in keys)  # what others wrote stays
+    engine.kv.close(hoarder)
+    engine.kv.check()
+
+
+def test_crowds_are_measured_where_slots_suffice(
+    models: Models, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what a small pool has shown is not taken for all that can be known."""
+    monkeypatch.setattr(calibration, "STEADY", 1e9)  # whatever else this machine does
+
+    def crowds(slots: int, **options: Any) -> list[Crowd]:
+        llm = make_llm(models.target, "ngram", kv_cache_tokens=slots, **options)
+        return llm.engine.policy.cost.measured.crowds
+
+    assert crowds(24) == []
+    assert [crowd.texts for crowd in crowds(2048)] == [8]
+    found = crowds(4300)
+    assert [crowd.texts for crowd in found] == [8, 32]
+    assert [crowd.rows for crowd in found] == [list(rows) for _, rows in calibration.CROWDS]
+    assert crowds(4300) == found  # from the cache
+    assert crowds(4300, reproducible=True) == []  # rows are rows there
+
+
+CROWDED = Measured(
+    [1, 8, 16, 32, 64], [10.0, 11.0, 12.0, 20.0, 60.0], 256, 0.5,
+    crowds=[Crowd(8, [8, 16, 32], [16.0, 22.0, 40.0]), Crowd(32, [32, 64], [50.0, 60.0])],
+)  # fmt: skip
+
+
+def test_many_texts_take_what_was_measured_of_many() -> None:
+    """Of one text, 64 rows take three times as long as 32; of 32 texts they do not."""
+    cost = PassCost(CROWDED)
+    for texts, rows, seconds in [(1, 16, 12.0), (8, 8, 16.0), (8, 32, 40.0), (32, 64, 60.0)]:
+        assert cost.seconds(rows, texts) == pytest.approx(seconds)
+    lone = PassCost(replace(CROWDED, crowds=[]))
+    assert lone.seconds(64, 32) / lone.seconds(32, 32) > 2
+
+
+def test_batches_between_two_that_were_measured_lie_between_them() -> None:
+    cost = PassCost(CROWDED)
+    relations = [cost.seconds(64, texts) / cost.seconds(32, texts) for texts in (8, 16, 32)]
+    assert relations[0] > relations[1] > relations[2]
+    few = [cost.seconds(16, texts) / cost.seconds(8, texts) for texts in (1, 2, 4, 8)]
+    assert few == sorted(few)
+
+
+def test_what_one_size_of_batch_takes_does_not_depend_on_who_asked_first() -> None:
+    """16 and 24 texts share what passes have shown, but not the point of a pass without drafts."""
+    fresh, asked = PassCost(CROWDED), PassCost(CROWDED)
+    asked.seconds(16, 16)
+    assert asked.seconds(31, 31) == fresh.seconds(31, 31)
 
 
 def test_segments_use_each_slot_once() -> None:

@@ -12,7 +12,7 @@ from outrider.engine.policy.gate import SHORTEST_PAUSE, Pass
 from outrider.engine.policy.interest import RARELY, Interest
 from outrider.engine.policy.moods import CPU, GPU
 from outrider.engine.policy.offer import ENOUGH, Outlook, Size
-from outrider.engine.policy.policy import AMORTISED, AT_FIRST, THOUGHT_OVER, UNPROVEN, Policy
+from outrider.engine.policy.policy import AMORTISED, AT_FIRST, PACE, THOUGHT_OVER, UNPROVEN, Policy
 from outrider.engine.policy.timing import FIRST, Timing
 
 FLAT = Measured([1, 64], [10.0, 10.0], context=256)  # rows cost nothing
@@ -198,8 +198,10 @@ def test_the_few_are_those_that_it_has_read() -> None:
     policy.timings["d"] = Timing(None, {1: 0.0}, 0, 0.001)
     base = Pass(texts, texts, texts, 0)
     outlooks = [Outlook([0.9 + 0.001 * i], 0.0, 1) for i in range(texts)]
-    backlogs = [0] * AT_FIRST + [100] * AT_FIRST
-    price = policy.price("d", backlogs, base, follows=False)
+    backlogs = [3] * AT_FIRST + [60] * AT_FIRST
+    # Though what is left to be read of the first would have to pay at once.
+    left = [1] * AT_FIRST + [1000] * AT_FIRST
+    price = policy.price("d", backlogs, base, follows=False, left=left)
     offer = policy.ask("d", outlooks, [Size(1, 1)], base, 1 / 10.0, price)
     assert offer is not None and sorted(offer.chosen) == list(range(AT_FIRST))
 
@@ -224,6 +226,64 @@ def test_what_reading_takes_is_measured() -> None:
     price = policy.price("d", [5000], ALONE, follows=False)
     # All but the row that every draft begins with: its time is a level's.
     assert price.seconds([0], 3) == pytest.approx(15.0 + 100.0 * 4999 / 5000 / AMORTISED)
+
+
+def test_what_must_be_read_pays_before_the_text_ends() -> None:
+    policy = make()
+    policy.timings["d"] = Timing(None, {1: 5.0}, FIRST, 0.01)
+    left = [2 * AMORTISED * PACE, 10 * PACE, 1]
+    price = policy.price("d", [101] * 3, ALONE, follows=False, left=left)
+    assert price.reading == pytest.approx([1 / AMORTISED, 1 / 10, 1.0])
+    assert price.whole == pytest.approx([1.0] * 3)
+
+
+def promised(*shares: float) -> Policy:
+    policy = make(FLAT)
+    policy.promise("d", shares)
+    policy.timings["d"] = Timing(None, {1: 0.0}, FIRST, 0.0)
+    return policy
+
+
+def offered(policy: Policy, texts: int) -> int:
+    """Texts of a new batch that a drafter is asked for."""
+    requests = [ask() for _ in range(texts)]
+    sizes, base = [Size(1, 1)], Pass(texts, texts, texts, 0)
+    gains = policy.gains(requests, "d", sizes, [], [1] * texts)
+    outlooks = [Outlook(own.tolist(), 0.0, 1, seen=0) for own in gains]
+    price = policy.price("d", [0] * texts, base, follows=False)
+    offer = policy.ask("d", outlooks, sizes, base, 1 / 10.0, price)
+    return 0 if offer is None else len(offer.chosen)
+
+
+def fail(policy: Policy, times: int) -> None:
+    for _ in range(times):
+        policy.learn(ask(), "d", TokenTree.chain([5], "d"), [9])
+
+
+def test_a_drafter_whose_training_has_shown_what_it_can_need_not_show_it_first() -> None:
+    texts = 2 * AT_FIRST
+    assert offered(promised(0.7, 0.7), texts) == texts
+    assert offered(promised(), texts) == AT_FIRST  # no report is no promise
+
+
+def test_who_does_not_keep_a_promise_is_judged_like_others() -> None:
+    """Texts of another kind may suit it: so it is tried on some of them, as anybody is."""
+    policy = promised(0.9, 0.9)
+    assert policy._trusted("d")
+    fail(policy, 100)
+    assert not policy._trusted("d")
+    assert 0 < offered(policy, 2 * AT_FIRST) <= AT_FIRST
+
+
+def test_what_was_promised_is_expected_and_then_seen() -> None:
+    policy = promised(0.8, 0.5)
+    sizes = [Size(1, 1), Size(2, 2)]
+    [gains] = policy.gains([ask()], "d", sizes, [], [2])
+    assert gains == pytest.approx([0.8, 0.8 + 0.4], abs=0.03)
+    fail(policy, 200)  # it does not keep that here
+    assert policy.tracks["d"].level_chance(1) < 0.4
+    policy.reset()
+    assert policy.gains([ask()], "d", sizes, [], [2])[0][0] == pytest.approx(0.8, abs=0.03)
 
 
 def test_a_device_that_must_wait_makes_a_draft_dearer_unless_it_waits_anyway() -> None:

@@ -215,3 +215,18 @@ def test_what_comes_too_late_for_a_pass_counts_from_its_second_level(
     for name, late, waits in (("short", False, 1), ("short", True, 0), ("look", True, 8)):
         (tree,) = step.drafting.propose([step.add(name)], [8], base, 64, late)
         assert len(tree) == waits
+
+
+def test_what_reading_must_pay_goes_by_what_is_left_of_a_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = Step(Costly, patch=monkeypatch)
+    endless, short = step.add("costly"), step.add("costly")
+    object.__setattr__(short.params, "max_tokens", 10)
+    short.append(TEXT[0])
+    told: list[Any] = []
+    price = step.policy.price
+    monkeypatch.setattr(step.policy, "price", lambda *args: told.append(args[-1]) or price(*args))
+    step.propose(endless, short)
+    [(unlimited, left)] = told
+    assert unlimited > 1_000_000 and left == 9

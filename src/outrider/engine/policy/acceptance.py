@@ -1,6 +1,6 @@
 """How often proposals hold: by drafter, confidence and depth, and by request."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
@@ -16,6 +16,7 @@ MEMORY = 200.0  # observations of a bin; older ones fade
 LEVEL_MEMORY = 256.0  # of a level: how texts begin tells little of how they go on
 HOPE = 0.7  # a drafter that gives no confidence is believed this much at first
 LASTING = 2048.0  # observations by which a drafter is known for good
+PROMISED = 128.0  # that what it has shown in its training counts for
 BETTER = 2.5  # the odds of a text of another kind may be so much better than of those before it
 PARTING = 7 / 8  # of what levels have shown is kept when a text leaves: others may be of that kind
 DEEPEST = 16
@@ -79,6 +80,15 @@ class Track:
     lasting: Rate = field(default_factory=lambda: Rate(memory=LASTING))  # of the first level
     # Per bin, the chance as a + b * confidence; kept until something is learned of that bin.
     _lines: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def promised(cls, shares: Sequence[float]) -> "Track":
+        """Of a drafter whose guesses are known to hold so often, by depth, where one came so deep:
+        as if it had shown that here."""
+        track = cls()
+        for depth, share in enumerate(shares[:DEEPEST], 1):
+            track._learn_level(depth, share, [share], PROMISED)
+        return track
 
     def node_chance(self, confidence: float, depth: int) -> float:
         """That a node of this confidence holds, given its parent: each depth starts from what the

@@ -3,13 +3,24 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, log
+from math import exp, inf, log, log2
+
+import numpy as np
 
 from outrider.engine.policy.moods import CPU, Moods, Nature
 
 STALE = 64  # passes with drafts until one without is worth having, to see what it takes now;
 SOON = 16  # and until it was seen
 FIRST = 3  # times
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Passes over several texts, as calibration found them."""
+
+    texts: int
+    rows: list[int]  # of all of them, ascending from one each
+    seconds: list[float]
 
 
 @dataclass(frozen=True)
@@ -21,6 +32,7 @@ class Measured:
     context: int
     per_sequence: float = 0.0  # for each sequence beyond the first
     per_key: float = 0.0  # for each token of context beyond `context`
+    crowds: list[Crowd] = field(default_factory=list)  # by rising number of texts
 
 
 @dataclass
@@ -39,11 +51,35 @@ class PassCost:
     _plain: dict[int, int] = field(default_factory=dict)  # passes without drafts,
     _drafted: dict[int, int] = field(default_factory=dict)  # and with, since the last of those
     _curves: dict[int, list[float]] = field(default_factory=dict)
+    # By the batch size itself: how much slower passes without drafts are.
+    _plainly: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._points = self.measured.rows
         self._base = smooth(self.measured.seconds)
         self._moods = Moods(self._points, self.nature)
+        crowds = self.measured.crowds
+        self._sizes = [0.0, *(log2(crowd.texts) for crowd in crowds)]
+        lone = np.zeros(len(self._points))
+        self._departures = np.stack([lone, *map(self._departure, crowds)])  # [sizes, points]
+
+    def _departure(self, crowd: Crowd) -> np.ndarray:
+        """[points]: logs of how far passes over so many texts are from what those over one say."""
+        alone = np.interp(crowd.rows, self._points, self._base)
+        seconds = np.array(smooth(crowd.seconds))
+        fixed = (crowd.texts - 1) * self.measured.per_sequence
+        fixed *= seconds[0] / (alone[0] + fixed)  # as in a pass without drafts
+        departures = np.log((seconds - fixed) / alone)
+        return np.interp(np.log(self._points), np.log(crowd.rows), departures)
+
+    def _slower(self, bits: int) -> np.ndarray:
+        """[points]: logs of how much slower than the curve of a lone text: by what calibration has
+        found of as many texts, or of more and fewer, and by what passes have shown since."""
+        place = float(np.interp(bits - 1, self._sizes, range(len(self._sizes))))
+        below = int(place)
+        part, above = place - below, min(below + 1, len(self._sizes) - 1)
+        found = (1 - part) * self._departures[below] + part * self._departures[above]
+        return found + self._moods.of(bits)
 
     def _curve(self, sequences: int) -> list[float]:
         """[points]: seconds for a batch of about so many."""
@@ -55,7 +91,7 @@ class PassCost:
     def _corrected(self, bits: int) -> list[float]:
         # No pass has fewer rows than texts: below that nothing is seen, and the slope goes on.
         least = max(0, bisect_right(self._points, 1 << (bits - 1)) - 1)
-        slower = self._moods.of(bits).tolist()
+        slower = self._slower(bits).tolist()
         return smooth(
             [base * exp(slower[max(point, least)]) for point, base in enumerate(self._base)]
         )
@@ -73,8 +109,12 @@ class PassCost:
         extra_keys = max(0, keys - sequences * known.context)
         # What depends neither on rows nor on drafts, corrected like a pass without drafts.
         fixed = (sequences - 1) * known.per_sequence + extra_keys * known.per_key
-        slower = self._moods.of(sequences.bit_length())[self._point_of(sequences, sequences)]
-        return cost + fixed * exp(slower)
+        if fixed == 0:
+            return cost
+        if sequences not in self._plainly:
+            plain = self._point_of(sequences, sequences)
+            self._plainly[sequences] = exp(self._slower(sequences.bit_length())[plain])
+        return cost + fixed * self._plainly[sequences]
 
     def growing(self, rows: int, more: int, sequences: int = 1, keys: int = 0) -> list[float]:
         """1 + more: of passes over `rows` rows, one more, and so on."""
@@ -107,6 +147,7 @@ class PassCost:
         else:
             self._plain[bits], self._drafted[bits] = self._plain.get(bits, 0) + 1, 0
         self._curves.clear()
+        self._plainly.clear()
 
     def _point_of(self, rows: int, sequences: int) -> int:
         """The point that such a pass tells about. What drafts of many texts take must not change

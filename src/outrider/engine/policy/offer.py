@@ -35,7 +35,8 @@ class Price(NamedTuple):
 
     once: float
     level: Callable[[int], float]  # for each level of drafts for so many requests
-    reading: Sequence[float]  # per request: for what must be read of its text first
+    reading: Sequence[float]  # per request: a step's share of what must be read of its text first,
+    whole: Sequence[float]  # and all of that
 
     def seconds(self, chosen: Sequence[int], depth: int) -> float:
         """Of drafting for these requests, so deep."""

@@ -1,7 +1,7 @@
 """What is known about drafters and passes, and the decisions that follow from it."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import log1p
 
@@ -22,10 +22,12 @@ from outrider.engine.policy.timing import Timing, Waiting
 
 HOPED_GAIN = 0.5  # tokens per step that a lookup is thought to bring before it was ever asked
 GAIN_KEEP = 0.98  # of the mean over all requests, which newcomers inherit
-AMORTISED = 32  # steps over which a drafter's reading of a text must pay
+AMORTISED = 32  # steps over which a drafter's reading of a text must pay, or fewer if it ends
+PACE = 2  # tokens per step, by which that is reckoned
 UNPROVEN = 24  # first guesses that were judged: from then on a drafter is known
 AT_FIRST = 8  # texts that it drafts for at once until then: it must read them first, maybe in vain,
 TRIAL = 0.5  # and so much of a pass's time may go into that, but for one text
+TRUSTED = 0.8  # of the share of guesses that was promised: who keeps less is judged like others
 SILENCE = 4.0  # wrong guesses that count as much: it is the drafter itself who thinks it would miss
 THOUGHT_OVER = 8  # passes with drafts on the device, before another shape of them is considered
 
@@ -41,11 +43,14 @@ class Policy:
         self.following: defaultdict[str, Timing] = defaultdict(Timing)  # drafts on the device
         self.waited = Waiting()
         self.proof = Proof()  # that drafts are faster
+        self._promised: dict[str, Sequence[float]] = {}  # what drafters have shown elsewhere
         self.reset()
 
     def reset(self) -> None:
         """Forget what requests have taught; what the machine has shown stays."""
         self.tracks: defaultdict[str, Track] = defaultdict(Track)
+        for drafter, shares in self._promised.items():
+            self.tracks[drafter] = Track.promised(shares)
         self._records: dict[Request, defaultdict[str, Record]] = {}
         self._interests: dict[Request, dict[str, Interest]] = {}
         self._gains: defaultdict[str, float] = defaultdict(lambda: HOPED_GAIN)
@@ -55,6 +60,13 @@ class Policy:
         self.lookups_doubt = Doubt(LOOKING)
         self.proof.forget()
         self._kept = 0  # passes since the shape of such drafts was thought over
+
+    def promise(self, drafter: str, shares: Sequence[float]) -> None:
+        """By depth, how often its guesses held on text that it was not trained on, once one came so
+        deep: it need not show first what it can."""
+        if shares:
+            self._promised[drafter] = shares
+            self.tracks[drafter] = Track.promised(shares)
 
     @cached_property
     def cost(self) -> PassCost:
@@ -89,7 +101,7 @@ class Policy:
         track = self.tracks[drafter]
         odds = np.array([self._record(request, drafter).odds for request in requests])
         seen = np.array(self.seen(requests, drafter))
-        if not _tested(seen.tolist()):  # they may be of another kind
+        if not (self._trusted(drafter) or _tested(seen.tolist())):  # they may be of another kind
             odds[seen < ENOUGH] *= BETTER
         nodes, depths = np.array(sizes).T  # [sizes] each
         if outlines:
@@ -188,8 +200,16 @@ class Policy:
             margin=0.0 if self.always else margin(base.writers, self.ahead),
         )
 
-    def price(self, drafter: str, backlogs: list[int], base: Pass, follows: bool) -> Price:
+    def price(
+        self,
+        drafter: str,
+        backlogs: list[int],
+        base: Pass,
+        follows: bool,
+        left: Sequence[int] | None = None,
+    ) -> Price:
         """What drafts take; `follows`: only the first of many is made while the device waits.
+        `left`: tokens that each request may still have written, where that is known.
         A draft may pay in a pass that reads prompts and in none after it, so what the drafter must
         read first has to pay at once there."""
         timing = self.timings[drafter]
@@ -198,10 +218,12 @@ class Policy:
         known = follows and self.following[drafter].known()
         levels = self.following[drafter] if known else timing
 
-        each = timing.per_row if base.reading else timing.per_row / AMORTISED
         # A row for each text is part of what levels were seen to take.
-        reading = [each * max(0, backlog - 1) for backlog in backlogs]
-        return Price(waiting, levels.level, reading)
+        whole = [timing.per_row * max(0, backlog - 1) for backlog in backlogs]
+        left = [AMORTISED * PACE] * len(whole) if left is None else left
+        steps = [1 if base.reading else min(AMORTISED, max(1, n // PACE)) for n in left]
+        reading = [seconds / over for seconds, over in zip(whole, steps, strict=True)]
+        return Price(waiting, levels.level, reading, whole)
 
     def goes_on(
         self,
@@ -219,7 +241,8 @@ class Policy:
         if self.always or not timing.known(drafted):
             return True  # how else could it be known?
 
-        price = Price(0.0, timing.level, [0.0] * len(outlooks))
+        nothing = [0.0] * len(outlooks)
+        price = Price(0.0, timing.level, nothing, nothing)
         gains = [
             log1p(outlook.gains[min(length, len(sizes)) - 1])
             for outlook, length in zip(outlooks, lengths, strict=True)
@@ -254,9 +277,16 @@ class Policy:
         return offer is not None and offer.speed > (1 + beyond) * speed
 
     def _known(self, drafter: str, outlooks: list[Outlook]) -> bool:
-        """In general, and for texts of this kind."""
+        """In general, and for texts of this kind; or by what its training has told."""
+        if self._trusted(drafter):
+            return True
         seen = [outlook.seen for outlook in outlooks]
         return self.tracks[drafter].levels[0].count >= UNPROVEN and _tested(seen)
+
+    def _trusted(self, drafter: str) -> bool:
+        """Whether it was promised how often its guesses hold, and they do about as often here."""
+        shares = self._promised.get(drafter)
+        return shares is not None and self.tracks[drafter].hope > TRUSTED * shares[0]
 
     def ask(
         self,
@@ -283,7 +313,7 @@ class Policy:
             return offer
         # It is tried on texts that it has read: after a miss others may seem more promising, and
         # would have to be read, and would tell nothing of what a draft takes.
-        read_first = sorted(range(len(outlooks)), key=price.reading.__getitem__)
+        read_first = sorted(range(len(outlooks)), key=price.whole.__getitem__)
         if pays or young:
             few = min(len(offer.chosen), AT_FIRST, self._affordable(price, read_first, base))
             return offer._replace(chosen=read_first[:few])
@@ -293,8 +323,7 @@ class Policy:
 
     def _affordable(self, price: Price, texts: list[int], base: Pass) -> int:
         """How many of these texts, one after the other, may be read for a trial; one at least."""
-        steps = 1 if base.reading else AMORTISED
-        seconds = steps * np.array([price.reading[i] for i in texts]).cumsum()
+        seconds = np.array([price.whole[i] for i in texts]).cumsum()
         most = TRIAL * self.cost.seconds(base.sequences, base.sequences, base.keys)
         return max(1, int((seconds <= most).sum()))
 
