@@ -422,6 +422,7 @@ class Drafting:
         for lesson in self._lessons:
             self.policy.learn(*lesson)
         self._lessons.clear()
+        self.policy.settle()
 
 
 def _is_lookup(drafter: Drafter) -> bool:

@@ -228,6 +228,20 @@ def test_what_reading_takes_is_measured() -> None:
     assert price.seconds([0], 3) == pytest.approx(15.0 + 100.0 * 4999 / 5000 / AMORTISED)
 
 
+def test_what_reading_takes_is_seen_best_where_much_is_read() -> None:
+    """Of a few rows, most of what a call takes is its drafts, and how long these take is a guess:
+    one that takes a little longer than usual must not make prompts seem dear."""
+    timing = Timing(None, {1: 5.0}, FIRST)
+    timing.learn_reading(5.0 + 100.0, 2000, 1, 1)
+    for surprise in (6.0, 0.1, 5.0):
+        timing.learn_reading(5.0 + surprise, 20, 1, 1)
+        assert timing.per_row == pytest.approx(0.05, rel=0.25)
+    timing.learn_reading(5.0 + 400.0, 2000, 1, 1)
+    assert timing.per_row > 0.12  # that much is no guess, though it may have been interrupted
+    timing.learn_reading(5.0 + 100.0, 2000, 1, 1)
+    assert timing.per_row == pytest.approx(0.06, rel=0.1)
+
+
 def test_what_must_be_read_pays_before_the_text_ends() -> None:
     policy = make()
     policy.timings["d"] = Timing(None, {1: 5.0}, FIRST, 0.01)

@@ -17,6 +17,7 @@ from outrider.engine.policy.gate import LOOKING, Doubt, Pass, Pause, reading_sec
 from outrider.engine.policy.interest import LOOKING_UP, Interest
 from outrider.engine.policy.moods import CPU, GPU
 from outrider.engine.policy.offer import ENOUGH, Offer, Outlook, Price, Size, best_offer
+from outrider.engine.policy.promise import Promise
 from outrider.engine.policy.proof import Proof
 from outrider.engine.policy.timing import Timing, Waiting
 
@@ -49,8 +50,9 @@ class Policy:
     def reset(self) -> None:
         """Forget what requests have taught; what the machine has shown stays."""
         self.tracks: defaultdict[str, Track] = defaultdict(Track)
+        self._promises: dict[str, Promise] = {}  # that were not broken
         for drafter, shares in self._promised.items():
-            self.tracks[drafter] = Track.promised(shares)
+            self.promise(drafter, shares)
         self._records: dict[Request, defaultdict[str, Record]] = {}
         self._interests: dict[Request, dict[str, Interest]] = {}
         self._gains: defaultdict[str, float] = defaultdict(lambda: HOPED_GAIN)
@@ -66,7 +68,18 @@ class Policy:
         deep: it need not show first what it can."""
         if shares:
             self._promised[drafter] = shares
+            self._promises[drafter] = Promise(shares)
             self.tracks[drafter] = Track.promised(shares)
+
+    def settle(self) -> None:
+        """At the end of a step. Who has promised what does not hold here is a stranger, who may
+        show what it can like others; how much its confidence is worth was seen here."""
+        for drafter, promise in list(self._promises.items()):
+            promise.settle()
+            if promise.broken:
+                known = self.tracks[drafter]
+                self.tracks[drafter] = Track(nodes=known.nodes, others=known.others)
+                del self._promises[drafter]
 
     @cached_property
     def cost(self) -> PassCost:
@@ -121,16 +134,23 @@ class Policy:
 
     def learn(self, request: Request, drafter: str, tree: TokenTree, text: list[int]) -> None:
         """The target wrote `text` where `drafter` proposed `tree`, checked or not."""
-        learn(tree, text, self.tracks[drafter], self._record(request, drafter))
+        record = self._record(request, drafter)
+        if drafter in self._promises and len(tree):
+            self._promises[drafter].learn(bool(tree.follow(text)), record.news)
+        learn(tree, text, self.tracks[drafter], record)
 
     def learn_silence(self, drafter: str, requests: list[Request]) -> None:
         """A drafter that costs time was asked, and found nothing worth proposing for these: no more
         is gained by that than by wrong guesses of all ranks. Where it is asked for few texts, such
         a call costs most for what it tells."""
+        wrong = [0.0] * (1 + len(OTHERS))
         for request in requests:
-            wrong, weight = [0.0] * (1 + len(OTHERS)), max(1.0, SILENCE / len(requests))
+            record = self._record(request, drafter)
+            weight = max(record.news, SILENCE / len(requests))
             self.tracks[drafter].suppose_level(1, wrong, weight)
-            self._record(request, drafter).seen += 1
+            if drafter in self._promises:
+                self._promises[drafter].learn(False, record.news)
+            record.seen += 1
 
     def release(self, request: Request) -> None:
         for drafter, record in self._records.pop(request, {}).items():
@@ -270,9 +290,11 @@ class Policy:
     ) -> bool:
         """Whether an offer promises enough beyond `speed`. While a drafter has shown too little to
         be judged, anything is enough: how else could it show more? And one that is at work goes on
-        while it gains anything: what it has not read meanwhile it would have to read later."""
+        while it gains anything: what it has not read meanwhile it would have to read later. So does
+        one that is trusted: of what it then proposes the best is checked, which gains more."""
         at_work = drafter in self._at_work and not self.ahead
-        judged = self._known(drafter, outlooks) and not at_work
+        sure = at_work or self._trusted(drafter)
+        judged = self._known(drafter, outlooks) and not sure
         beyond = margin(base.writers, self.ahead) if judged else 0.0
         return offer is not None and offer.speed > (1 + beyond) * speed
 
@@ -285,8 +307,8 @@ class Policy:
 
     def _trusted(self, drafter: str) -> bool:
         """Whether it was promised how often its guesses hold, and they do about as often here."""
-        shares = self._promised.get(drafter)
-        return shares is not None and self.tracks[drafter].hope > TRUSTED * shares[0]
+        promise = self._promises.get(drafter)
+        return promise is not None and self.tracks[drafter].hope > TRUSTED * promise.shares[0]
 
     def ask(
         self,

@@ -8,6 +8,7 @@ import numpy as np
 KEEP = 0.9  # of an estimate, where a new measurement comes in
 OUTLIER = 3.0  # a call may be interrupted: what is that much longer counts as this much
 UNSEEN_ROWS = 32  # of a text take as long to read as a draft's, until that is seen
+LONG_READ = 256  # rows: a call that reads so many counts as much as all before it
 FIRST = 3  # calls of which the shortest counts: the very first one builds what later ones use
 
 
@@ -60,10 +61,13 @@ class Timing:
         return self._calls < FIRST
 
     def learn_reading(self, seconds: float, rows: int, requests: int, levels: int) -> None:
-        """Of a call that has read so many rows before it drafted."""
-        reading = seconds - self.seconds(requests, levels)
-        if reading > 0:
-            self._per_row = _blend(self._per_row, reading / rows)
+        """Of a call that has read so many rows before it drafted. What its levels took is only
+        supposed, which for few rows is more than what these took: so they count for less."""
+        each = (seconds - self.seconds(requests, levels)) / rows
+        if each <= 0:
+            return
+        old = each if self._per_row is None else self._per_row
+        self._per_row = old + rows / (rows + LONG_READ) * (min(each, OUTLIER * old) - old)
 
     @property
     def per_row(self) -> float:
