@@ -167,7 +167,8 @@ def one_pass(runner: Any, context: int, texts: int, nodes: int) -> float:
     for _ in range(texts):
         before, end = first + context, first + context + 1 + nodes
         slots, keys = array("q", range(before, end)), array("q", range(first, before))
-        segments.append(Segment.chain([5] * (1 + nodes), slots, keys, logits_from=0))
+        wanted = nodes if context == 0 else 0  # of a prompt, what its last row says
+        segments.append(Segment.chain([5] * (1 + nodes), slots, keys, logits_from=wanted))
         first = end
     with torch.inference_mode():
         start = real_clock()
@@ -273,6 +274,8 @@ def run(file: Path, batch_size: int, prompts_each: int, drafters: str) -> None:
     from outrider.bench.texts import Texts
     from outrider.bench.workloads import categories, load_prompts
 
+    if prompts_each > PROMPTS:
+        raise SystemExit(f"the tape has {PROMPTS} prompts of a category, not {prompts_each}")
     tape = Tape(file)
     specs = parse_drafters([drafters])
     for spec in specs:

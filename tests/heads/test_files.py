@@ -310,6 +310,13 @@ def test_pickles_are_fetched_for_drafters_only(
         assert fetched == expected
 
 
+def test_auto_has_no_two_members_of_a_kind(models: Models, heads: Heads) -> None:
+    """What is learned of one would be taken for the other's."""
+    two = [{"method": "eagle3", "model": heads["eagle3"]}, {"model": heads["eagle3"]}]
+    with pytest.raises(ConfigError, match="two members of the kind 'eagle3'"):
+        make_llm(models.target, {"method": "auto", "drafters": two})
+
+
 def test_a_report_tells_what_a_drafter_can(
     models: Models, heads: Heads, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -323,7 +330,12 @@ def test_a_report_tells_what_a_drafter_can(
     llm = loaded('{"held out": [{"depths": [0.1]}, {"depths": [0.9, 0.5, 0.0, 0.0]}]}')
     assert llm.engine.drafter.record == (0.9, 0.5, 0.0)
     assert llm.engine.policy.tracks["eagle3"].hope == pytest.approx(0.9, abs=0.02)
-    for broken in ("{", "[]", '{"held out": []}', '{"held out": [{"depths": [2.0]}]}'):
+    wrong = (
+        '{"held out": []}',
+        '{"held out": [{"depths": [2.0]}]}',
+        '{"held out": [{"depths": ""}]}',
+    )
+    for broken in ("{", "[]", *wrong):
         caplog.clear()
         assert loaded(broken).engine.drafter.record == ()
         assert "report.json" in caplog.text

@@ -227,7 +227,7 @@ class Drafting:
         )
         backlogs = [drafter.backlog(request) for request in mine]
         follows = drafter.following is not None and drafter.following.takes(batch)
-        left = [self._left(request) for request in mine]
+        left = [_left(request) for request in mine]
         price = self.policy.price(drafter.name, backlogs, ahead, follows, left)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
@@ -250,11 +250,6 @@ class Drafting:
                 if proposals and sum(proposals[-1].chances) >= cut.expected[request]:
                     self._alone[request] = drafter
         return True
-
-    def _left(self, request: Request) -> int:
-        """Tokens that it may still be written, at most."""
-        most = request.params.max_tokens
-        return sys.maxsize if most is None else most - request.position
 
     def _call(
         self,
@@ -423,6 +418,12 @@ class Drafting:
             self.policy.learn(*lesson)
         self._lessons.clear()
         self.policy.settle()
+
+
+def _left(request: Request) -> int:
+    """Tokens that it may still be written, at most."""
+    most = request.params.max_tokens
+    return sys.maxsize if most is None else most - request.position
 
 
 def _is_lookup(drafter: Drafter) -> bool:

@@ -114,12 +114,12 @@ class Engine:
         scrap slot stands in for those that are not free."""
         blank = Request("", [0], SamplingParams(), seed=0)
         self.kv.open(blank)
-        wanted = free = min(SLOTS, self.kv.total)
-        while not self.kv.reserve(blank, free):
-            free //= 2
+        wanted = min(SLOTS, self.kv.total)
+        free = min(wanted, self.kv.available)
+        self.kv.reserve(blank, free)
         try:
             slots = blank.reserved + array("q", [SCRAP]) * (wanted - free)
-            return calibrate(self.runner, slots)
+            return calibrate(self.runner, slots, self.config.max_num_seqs)
         finally:
             self.kv.close(blank)
 

@@ -84,10 +84,10 @@ class Files:
             shares = json.loads(file.read_text("utf-8"))["held out"][-1]["depths"]
             if not all(0 <= share <= 1 for share in shares):
                 raise ValueError(f"shares of guesses cannot be {shares}")
+            return tuple(shares[: shares.index(0) + 1] if 0 in shares else shares)
         except (OSError, ValueError, LookupError, TypeError) as error:
             log.warning("the report.json of drafter %r is not used: %r", self.name, error)
             return ()
-        return tuple(shares[: shares.index(0) + 1] if 0 in shares else shares)
 
     @cached_property
     def shapes(self) -> dict[str, list[int]]:

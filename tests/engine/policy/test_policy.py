@@ -231,6 +231,12 @@ def test_what_reading_takes_is_measured() -> None:
 def test_what_reading_takes_is_seen_best_where_much_is_read() -> None:
     """Of a few rows, most of what a call takes is its drafts, and how long these take is a guess:
     one that takes a little longer than usual must not make prompts seem dear."""
+    stranger = Timing()
+    stranger.learn_reading(100.0, 50, 1, 1)  # most of that may have been its levels
+    assert stranger.per_row == 2.0
+    stranger.learn(5.0, 1, 1)
+    stranger.learn_reading(5.0 + 1.0, 20, 1, 1)
+    assert stranger.per_row == pytest.approx(0.05)
     timing = Timing(None, {1: 5.0}, FIRST)
     timing.learn_reading(5.0 + 100.0, 2000, 1, 1)
     for surprise in (6.0, 0.1, 5.0):

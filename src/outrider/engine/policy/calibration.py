@@ -19,7 +19,7 @@ from outrider.core.version import VERSION
 from outrider.engine.policy.cost import Crowd, Measured
 from outrider.model.cache import cache_root
 from outrider.model.machine import cores, cpu_name
-from outrider.model.runner import Runner
+from outrider.model.runner import SCRAP, Runner
 from outrider.model.segment import Segment
 from outrider.sampling.choose import highest
 
@@ -42,16 +42,19 @@ SLOTS = max(texts * CONTEXT + rows[-1] for texts, rows in CROWDS)  # that measur
 Passes = dict[str | int | tuple[int, int], tuple[list[int], int]]
 
 
-def calibrate(runner: Runner, slots: array) -> Measured:
-    """From the cache, or measured now; what the slots hold is overwritten."""
-    file = _file(runner, _passes(runner, slots))
+def calibrate(runner: Runner, slots: array, most: int) -> Measured:
+    """From the cache, or measured now; what the slots hold is overwritten. `most`: texts that a
+    pass may have."""
+    file = _file(runner, _passes(runner, slots, most))
     try:
         found = json.loads(file.read_text())
         found["crowds"] = [Crowd(**crowd) for crowd in found["crowds"]]
         return Measured(**found)
     except (OSError, ValueError, TypeError, KeyError):
         pass  # never measured, or a file of another kind: measuring replaces it
-    measured, steady = measure(runner, slots)
+    measured, steady = measure(runner, slots, most)
+    if SCRAP in slots:
+        return measured  # good enough for now: keys that are read again and again are read quickly
     if not steady:
         log.info("the machine was busy: what passes cost is measured again next time")
         return measured
@@ -65,11 +68,11 @@ def calibrate(runner: Runner, slots: array) -> Measured:
     return measured
 
 
-def measure(runner: Runner, slots: array) -> tuple[Measured, bool]:
+def measure(runner: Runner, slots: array, most: int) -> tuple[Measured, bool]:
     """Rounds over all shapes, so that a machine that is busy for a moment slows down all alike; and
     whether it was quiet enough to rely on them. Of each shape the fastest pass counts: it was
     disturbed least."""
-    shapes = _passes(runner, slots)
+    shapes = _passes(runner, slots, most)
     many, context, longer = len(shapes["many"][0]), shapes["many"][1], shapes["long"][1]
     passes = {name: _segments(sizes, before, slots) for name, (sizes, before) in shapes.items()}
     times: dict[Any, list[float]] = {name: [] for name in passes}
@@ -97,7 +100,7 @@ def measure(runner: Runner, slots: array) -> tuple[Measured, bool]:
     return measured, steady
 
 
-def _passes(runner: Runner, slots: array) -> Passes:
+def _passes(runner: Runner, slots: array, most: int) -> Passes:
     """What is measured, as far as slots and positions suffice."""
     # A model may have learned its positions: beyond the last there is nothing to look up.
     longest = min(len(slots), runner.loaded.context_length)
@@ -105,8 +108,9 @@ def _passes(runner: Runner, slots: array) -> Passes:
     passes: Passes = {rows: ([rows], context) for rows in ROWS if rows + context <= longest}
     many = min(SEQUENCES, len(slots) // (context + 1))
     passes |= {"many": ([1] * many, context), "long": ([1], min(LONG_CONTEXT, longest - 1))}
-    for texts, totals in [] if runner.runs_ahead or runner.fixed_rows else CROWDS:
-        for total in totals:
+    alike = runner.runs_ahead or runner.fixed_rows
+    for texts, totals in CROWDS:
+        for total in () if alike or texts > most else totals:
             if texts * context + total <= len(slots) and context + -(-total // texts) <= longest:
                 passes[texts, total] = (_shared(total, texts), context)
     return passes

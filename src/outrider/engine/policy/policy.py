@@ -294,7 +294,7 @@ class Policy:
         one that is trusted: of what it then proposes the best is checked, which gains more."""
         at_work = drafter in self._at_work and not self.ahead
         sure = at_work or self._trusted(drafter)
-        judged = self._known(drafter, outlooks) and not sure
+        judged = not sure and self._known(drafter, outlooks)
         beyond = margin(base.writers, self.ahead) if judged else 0.0
         return offer is not None and offer.speed > (1 + beyond) * speed
 

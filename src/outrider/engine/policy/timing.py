@@ -29,6 +29,7 @@ class Timing:
     _per_level: dict[int, float] = field(default_factory=dict)  # by bits of the batch size
     _calls: int = 0
     _per_row: float | None = None  # of a text that a model must read before it can draft
+    _with_levels: bool = False  # whether that is all that a call took
     _sizes: dict[int, float] = field(default_factory=dict)  # by the same bits: the mean size
 
     def learn(self, seconds: float, requests: int, levels: int) -> None:
@@ -62,12 +63,14 @@ class Timing:
 
     def learn_reading(self, seconds: float, rows: int, requests: int, levels: int) -> None:
         """Of a call that has read so many rows before it drafted. What its levels took is only
-        supposed, which for few rows is more than what these took: so they count for less."""
+        supposed, which for few rows is more than what these took: so they count for less. And
+        while nothing is known of levels, they are part of it, until a call tells better."""
         each = (seconds - self.seconds(requests, levels)) / rows
         if each <= 0:
             return
-        old = each if self._per_row is None else self._per_row
+        old = each if self._per_row is None or self._with_levels else self._per_row
         self._per_row = old + rows / (rows + LONG_READ) * (min(each, OUTLIER * old) - old)
+        self._with_levels = not self.known()
 
     @property
     def per_row(self) -> float:
