@@ -34,7 +34,7 @@ class AutoDrafter(Drafter):
         names = [member.name for member in self._members]  # by which what is learned is kept
         for name in names:
             if names.count(name) > 1:  # of files nobody knows the kind before they are read
-                raise ConfigError(f"'auto' has two members of the kind {name!r}; name one of them")
+                raise ConfigError(f"'auto' has two members of the kind {name!r}; leave one out")
         self.bytes_per_slot = sum(member.bytes_per_slot for member in self._members)
 
     def _configs(self, target: LoadedModel) -> list[DraftConfig]:
