@@ -148,6 +148,10 @@ class Runner:
         products over a number of rows that no pass had before."""
         return self.graphs.captured if self.graphs is not None else len(self._sizes)
 
+    def filled_up(self, rows: int) -> int:
+        """The rows that a pass over so many really has."""
+        return filled_up(rows) if self._prepares and not self.fixed_rows else rows
+
     @property
     def runs_ahead(self) -> bool:
         """Whether a pass can start before the tokens of the one before are known here."""
@@ -186,8 +190,7 @@ class Runner:
         rows = [token for segment in segments for token in segment.tokens]
         slots = np.concatenate([np.array(s.slots, dtype=np.int64) for s in segments])
         positions = [position for segment in segments for position in segment.positions]
-        if self._prepares:
-            beyond = filled_up(len(rows)) - len(rows)
+        if beyond := self.filled_up(len(rows)) - len(rows):
             slots = np.pad(slots, (0, beyond), constant_values=SCRAP)
             rows, positions = rows + [0] * beyond, positions + [0] * beyond
         step = Pass(
@@ -203,8 +206,7 @@ class Runner:
         self._sizes.add(len(tokens))
         # A pass without wanted rows (a prefill chunk) still asks for one: 0 means all.
         kept = wanted or [0]
-        if self._prepares:
-            kept = kept + [0] * (filled_up(len(kept)) - len(kept))
+        kept = kept + [0] * (self.filled_up(len(kept)) - len(kept))
         with attending(step):
             output = self.model(
                 input_ids=torch.tensor([tokens], device=self.device),

@@ -17,12 +17,13 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.engine.policy import calibration
 from outrider.engine.policy.cost import FIRST as FIRST_PASSES
-from outrider.engine.policy.cost import SOON, STALE, Crowd, Measured, PassCost, smooth
+from outrider.engine.policy.cost import SOON, STALE, TOLD, Crowd, Measured, PassCost, smooth
 from outrider.engine.policy.explain import Decisions, explain
 from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
 from outrider.engine.policy.timing import FIRST, Timing
 from outrider.model.loading import load_model
+from outrider.model.row_sizes import filled_up
 from outrider.model.runner import SCRAP, Runner
 
 MEASURED = Measured([1, 2, 4, 8], [10.0, 14.0, 15.0, 17.0], 256, per_sequence=0.5, per_key=0.01)
@@ -190,6 +191,30 @@ def test_after_many_passes_with_drafts_one_without_is_due() -> None:
     cost.learn(3, 3, 0, 15.0)
     assert not cost.plain_is_due(3)
     assert not PassCost(MEASURED, fixed=True).plain_is_due(3)
+
+
+def test_where_calibration_has_told_of_many_texts_that_is_seldom() -> None:
+    cost = PassCost(CROWDED)
+    for _ in range(TOLD):
+        assert not cost.plain_is_due(8)
+        cost.learn(16, 8, 0, 22.0)
+    assert cost.plain_is_due(8)
+
+
+def test_drafts_take_nothing_up_to_the_rows_that_a_pass_has_anyway() -> None:
+    cost, exact = PassCost(MEASURED, filled_up=filled_up), PassCost(MEASURED)
+    times = cost.growing(15, 14, 2)  # over 15 to 29 rows
+    assert times == [cost.seconds(rows, 2) for rows in range(15, 30)]
+    assert times == pytest.approx([exact.seconds(filled_up(rows), 2) for rows in range(15, 30)])
+    assert times[1] < times[2] == times[5] < times[6]  # 16, then 17 to 20, then more
+
+
+def test_what_such_a_pass_took_is_held_against_all_its_rows() -> None:
+    cost = PassCost(MEASURED, filled_up=filled_up)
+    believed = cost.seconds(20, 2)
+    for _ in range(20):
+        cost.learn(17, 2, 0, believed)
+    assert cost.seconds(20, 2) == pytest.approx(believed)
 
 
 def test_where_passes_differ_much_their_relations_are_learned_slowly() -> None:

@@ -25,8 +25,8 @@ from outrider.sampling.choose import highest
 
 log = logging.getLogger(__name__)
 
-FORMAT = 5  # raised when the way of measuring changes
-ROWS = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64, 68, 96)
+FORMAT = 6  # raised when the way of measuring changes
+ROWS = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64, 72, 96)
 CONTEXT = 256
 LONG_CONTEXT = 1024
 SEQUENCES = 8

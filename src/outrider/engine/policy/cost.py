@@ -1,7 +1,7 @@
 """What a pass costs: measured at start, corrected by every step after that."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, log, log2
 
@@ -11,7 +11,8 @@ from outrider.engine.policy.moods import CPU, Moods, Nature
 
 STALE = 64  # passes with drafts until one without is worth having, to see what it takes now;
 SOON = 16  # and until it was seen
-FIRST = 3  # times
+FIRST = 3  # times;
+TOLD = 256  # where calibration has told of many texts
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Measured:
     crowds: list[Crowd] = field(default_factory=list)  # by rising number of texts
 
 
+def as_many(rows: int) -> int:
+    return rows
+
+
 @dataclass
 class PassCost:
     """Predicts the time of a pass. Only relations between costs matter to the policy, so a machine
@@ -47,6 +52,7 @@ class PassCost:
     measured: Measured
     fixed: bool = False  # nothing is learned
     nature: Nature = CPU  # of the machine
+    filled_up: Callable[[int], int] = as_many  # the rows that a pass over so many really has
     # By bits of the batch size:
     _plain: dict[int, int] = field(default_factory=dict)  # passes without drafts,
     _drafted: dict[int, int] = field(default_factory=dict)  # and with, since the last of those
@@ -98,7 +104,7 @@ class PassCost:
 
     def seconds(self, rows: int, sequences: int = 1, keys: int = 0) -> float:
         """Of a pass over so many rows in all; `keys` is the context of all sequences."""
-        points, curve = self._points, self._curve(sequences)
+        points, curve, rows = self._points, self._curve(sequences), self.filled_up(rows)
         # Between two points, or beyond the last as between the last two.
         right = min(max(1, bisect_left(points, rows)), len(points) - 1)
         cost = curve[right]
@@ -117,7 +123,15 @@ class PassCost:
         return cost + fixed * self._plainly[sequences]
 
     def growing(self, rows: int, more: int, sequences: int = 1, keys: int = 0) -> list[float]:
-        """1 + more: of passes over `rows` rows, one more, and so on."""
+        """1 + more: of passes over `rows` rows, one more, and so on. Up to the rows that a pass has
+        anyway, drafts take nothing."""
+        first = self.filled_up(rows)
+        sizes = [self.filled_up(size) - first for size in range(rows, rows + more + 1)]
+        times = self._line(first, sizes[-1], sequences, keys)
+        return [times[size] for size in sizes]
+
+    def _line(self, rows: int, more: int, sequences: int, keys: int) -> list[float]:
+        """The same, as if a pass could have any number of rows."""
         cost, points = self.seconds(rows, sequences, keys), self._points
         curve = self._curve(sequences)
         found = [cost]
@@ -162,11 +176,14 @@ class PassCost:
 
     def plain_is_due(self, sequences: int) -> bool:
         """Whether it is time to see what such a pass takes without drafts: then this one should be
-        without, and the next ones need not be. Of one text calibration has told."""
+        without, and the next ones need not be. Of one text calibration has told, and of many it
+        may have: then it is only to be seen whether that holds."""
         if self.fixed or sequences == 1:
             return False
         bits = sequences.bit_length()
         wait = STALE if self._plain.get(bits, 0) >= FIRST else SOON
+        if self.measured.crowds:
+            wait = TOLD
         due = self._drafted.get(bits, 0) >= wait
         if due:  # what it took is told after the next pass has begun
             self._drafted[bits] = 0

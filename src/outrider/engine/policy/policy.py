@@ -12,7 +12,7 @@ from outrider.core.tree import TokenTree
 from outrider.drafters.shapes import Shape
 from outrider.engine.policy.acceptance import BETTER, OTHERS, Record, Track, learn, path_chances
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, margin, mean_speed
-from outrider.engine.policy.cost import Measured, PassCost
+from outrider.engine.policy.cost import Measured, PassCost, as_many
 from outrider.engine.policy.gate import LOOKING, Doubt, Pass, Pause, reading_seconds
 from outrider.engine.policy.interest import LOOKING_UP, Interest
 from outrider.engine.policy.moods import CPU, GPU
@@ -40,6 +40,7 @@ class Policy:
         self._calibrate = calibrate
         self.always = False  # draft whatever is proposed
         self.ahead = False  # whether passes without drafts follow each other without the host
+        self.filled_up = as_many  # the rows that a pass over so many really has
         self.timings: defaultdict[str, Timing] = defaultdict(Timing)
         self.following: defaultdict[str, Timing] = defaultdict(Timing)  # drafts on the device
         self.waited = Waiting()
@@ -83,7 +84,8 @@ class Policy:
 
     @cached_property
     def cost(self) -> PassCost:
-        return PassCost(self._calibrate(), nature=GPU if self.ahead else CPU)
+        nature = GPU if self.ahead else CPU
+        return PassCost(self._calibrate(), nature=nature, filled_up=self.filled_up)
 
     def draft_always(self) -> None:
         """Take rows for free, so that whatever is proposed is checked: for audits, which look at
