@@ -1,5 +1,6 @@
 """What is known about drafters and passes, and the decisions that follow from it."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -11,6 +12,7 @@ from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.shapes import Shape
 from outrider.engine.policy.acceptance import BETTER, OTHERS, Record, Track, learn, path_chances
+from outrider.engine.policy.acquaintance import Acquaintance
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, margin, mean_speed
 from outrider.engine.policy.cost import Measured, PassCost, as_many
 from outrider.engine.policy.gate import LOOKING, Doubt, Pass, Pause, reading_seconds
@@ -54,6 +56,7 @@ class Policy:
         self._promises: dict[str, Promise] = {}  # that were not broken
         for drafter, shares in self._promised.items():
             self.promise(drafter, shares)
+        self._acquaintances: defaultdict[str, Acquaintance] = defaultdict(Acquaintance)
         self._records: dict[Request, defaultdict[str, Record]] = {}
         self._interests: dict[Request, dict[str, Interest]] = {}
         self._gains: defaultdict[str, float] = defaultdict(lambda: HOPED_GAIN)
@@ -116,7 +119,9 @@ class Policy:
         track = self.tracks[drafter]
         odds = np.array([self._record(request, drafter).odds for request in requests])
         seen = np.array(self.seen(requests, drafter))
-        if not (self._trusted(drafter) or _tested(seen.tolist())):  # they may be of another kind
+        # They may be of another kind than those before; but who was never right is not hoped for.
+        sure = self._trusted(drafter) or self._stranger(drafter)
+        if not (sure or _tested(seen.tolist())):
             odds[seen < ENOUGH] *= BETTER
         nodes, depths = np.array(sizes).T  # [sizes] each
         if outlines:
@@ -137,8 +142,11 @@ class Policy:
     def learn(self, request: Request, drafter: str, tree: TokenTree, text: list[int]) -> None:
         """The target wrote `text` where `drafter` proposed `tree`, checked or not."""
         record = self._record(request, drafter)
-        if drafter in self._promises and len(tree):
-            self._promises[drafter].learn(bool(tree.follow(text)), record.news)
+        if len(tree):
+            held = bool(tree.follow(text))
+            self._acquaintances[drafter].learn(held)
+            if drafter in self._promises:
+                self._promises[drafter].learn(held, record.news)
         learn(tree, text, self.tracks[drafter], record)
 
     def learn_silence(self, drafter: str, requests: list[Request]) -> None:
@@ -311,6 +319,16 @@ class Policy:
         """Whether it was promised how often its guesses hold, and they do about as often here."""
         promise = self._promises.get(drafter)
         return promise is not None and self.tracks[drafter].hope > TRUSTED * promise.shares[0]
+
+    def _stranger(self, drafter: str) -> bool:
+        """Whether it has shown nothing yet, here or elsewhere. On a GPU each size of drafts would
+        have to be captured."""
+        known = self.ahead or self.always or drafter in self._promises
+        return not known and self._acquaintances[drafter].stranger
+
+    def most(self, drafter: str) -> int:
+        """Nodes that it may be asked for."""
+        return self._acquaintances[drafter].most if self._stranger(drafter) else sys.maxsize
 
     def ask(
         self,
