@@ -206,7 +206,9 @@ class Tape:
         ]
 
     def pass_seconds(self, segments: list[Any]) -> float:
-        rows, texts = sum(map(len, segments)), len(segments)
+        from outrider.model.row_sizes import filled_up
+
+        rows, texts = filled_up(sum(map(len, segments))), len(segments)
         if any(segment.logits_from for segment in segments):  # prompts among them
             return between(self.reading, rows)
         curves = [(n, between(curve, rows / texts - 1)) for n, curve in self._curves.items()]
@@ -232,7 +234,7 @@ class Tape:
             return Flight(logits[:wanted])
 
         runner.launch = launch
-        llm.engine.policy.cost = PassCost(self.calibrated)
+        llm.engine.policy.cost = PassCost(self.calibrated, filled_up=filled_up)
         for drafter in llm.engine.drafting.crew.members:
             if drafter.name == "eagle3":
                 self._play_drafter(drafter)

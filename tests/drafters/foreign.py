@@ -64,7 +64,7 @@ def pair(
     target: str,
     draft: str,
     way: str | None = None,
-    k: int = 3,
+    k: int | None = 3,
     engine: dict[str, Any] | None = None,
     **options: Any,
 ) -> LLM:

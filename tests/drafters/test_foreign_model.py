@@ -93,6 +93,17 @@ def test_a_tree_over_common_tokens(pairs: Path) -> None:
     check(llm)
 
 
+@pytest.mark.parametrize("tree", ["confidence", "optimal"])
+def test_a_tree_whose_size_is_up_to_the_policy(pairs: Path, tree: str) -> None:
+    llm = pair(pairs, "bpe", "bpe_same", k=None, tree=tree)
+    llm.engine.policy.draft_always()
+    asked = prompts(llm, 0.0)
+    results = run(llm, asked)
+    same_results(llm, asked, results, run(plain(pairs / "bpe"), asked))
+    assert sum(result.speculation.accepted for result in results) > 20
+    check(llm)
+
+
 # ---- the draft in detail ----
 
 

@@ -22,7 +22,7 @@ def test_rows_of_nobody_change_no_text(
         results = llm.generate(prompts, params)
         written[filled] = [result.outputs[0].token_ids for result in results]
         rows[filled] = llm.engine.runner._sizes
-        assert llm.engine.policy.filled_up(19) == (20 if filled else 19)  # it reckons with them
+        assert llm.engine.policy.cost.filled_up(19) == (20 if filled else 19)  # reckoned with
         llm.engine.kv.check()
     assert written[True] == written[False]
     assert 19 in rows[False] and all(filled_up(n) == n for n in rows[True])

@@ -24,6 +24,7 @@ from outrider.drafters.translation import (
     compare_cuts,
 )
 from outrider.drafters.vocabulary import Vocabulary, same_vocabulary
+from outrider.drafters.worth import Worth
 from outrider.model.kv import KVCache
 from outrider.model.loading import LoadedModel
 from outrider.model.runner import Runner
@@ -134,9 +135,11 @@ class IntersectionDrafter(ForeignModelDrafter, GrowingDrafter):
         self._set_up(ForeignTexts(runner, pair, MappedView, overlap.ratio), overlap)
         self._ready: dict[Request, Shadow] = {}  # of the step under way
 
-    def propose(self, batch: list[Request], budgets: list[int]) -> list[TokenTree]:
+    def _grow(
+        self, batch: list[Request], budgets: list[int], depth: int, worth: Worth
+    ) -> list[TokenTree]:
         self._ready = self.texts.follow(batch, budgets)
-        trees = super().propose(batch, budgets)
+        trees = super()._grow(batch, budgets, depth, worth)
         self._ready = {}
         return trees
 

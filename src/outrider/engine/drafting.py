@@ -242,8 +242,10 @@ class Drafting:
         nodes, depth = offer.size
         if drafter.weighs:  # by its guesses, where the offer goes by what drafts were like so far
             nodes, depth = drafter.longest, drafter.depth(drafter.longest)
-        if drafter.divisible and (few := self.policy.most(drafter.name)) < nodes:
-            nodes, depth = few, min(depth, drafter.depth(few))
+        few = self.policy.may_guess(drafter.name) if drafter.divisible else None
+        if few is not None:  # as deep as it may: what that takes is not known yet, either
+            nodes = min(few, drafter.longest)
+            depth = drafter.depth(nodes)
         most = {request: min(nodes, budget[request]) for request in chosen}
         self._call(drafter, chosen, most, depth, offer.worth)
         if follows:  # it goes on by itself only below chains of its own

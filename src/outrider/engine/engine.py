@@ -75,7 +75,8 @@ class Engine:
         self.runner.allocate(self.kv.total)
         self.runner.speed_up(config.max_num_seqs, self.max_model_len)
         self.policy.ahead = self.runner.runs_ahead
-        self.policy.filled_up = self.runner.filled_up
+        if not self.runner.runs_ahead:
+            self.policy.filled_up = self.runner.filled_up
         self.drafting.bind(self.kv)
         self.scheduler = Scheduler(
             self.kv,

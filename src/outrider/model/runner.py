@@ -149,8 +149,12 @@ class Runner:
         return self.graphs.captured if self.graphs is not None else len(self._sizes)
 
     def filled_up(self, rows: int) -> int:
-        """The rows that a pass over so many really has."""
-        return filled_up(rows) if self._prepares and not self.fixed_rows else rows
+        """The rows that a pass over so many really has; those of graphs are measured one by one."""
+        if self.graphs is not None:
+            return rows
+        if self.fixed_rows:
+            return -(-rows // self.fixed_rows) * self.fixed_rows
+        return filled_up(rows) if self._prepares else rows
 
     @property
     def runs_ahead(self) -> bool:

@@ -1,5 +1,6 @@
 import json
 from array import array
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,16 @@ from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.engine.policy import calibration
 from outrider.engine.policy.cost import FIRST as FIRST_PASSES
-from outrider.engine.policy.cost import SOON, STALE, TOLD, Crowd, Measured, PassCost, smooth
+from outrider.engine.policy.cost import (
+    SOON,
+    STALE,
+    TOLD,
+    Crowd,
+    Measured,
+    PassCost,
+    as_many,
+    smooth,
+)
 from outrider.engine.policy.explain import Decisions, explain
 from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
@@ -46,9 +56,14 @@ def test_between_and_beyond_the_points() -> None:
     assert PassCost(Measured([4], [7.0], 256)).seconds(9) == 7.0  # one point tells no slope
 
 
-@pytest.mark.parametrize(("rows", "more"), [(1, 0), (1, 12), (3, 4), (9, 3)])
-def test_growing_passes_are_the_single_ones(rows: int, more: int) -> None:
-    cost = PassCost(MEASURED)
+@pytest.mark.parametrize("sizes", [as_many, filled_up])
+@pytest.mark.parametrize(
+    ("rows", "more"), [(1, 0), (1, 12), (3, 4), (9, 3), (15, 14), (63, 3), (126, 4)]
+)
+def test_growing_passes_are_the_single_ones(
+    rows: int, more: int, sizes: Callable[[int], int]
+) -> None:
+    cost = PassCost(MEASURED, filled_up=sizes)
     single = [cost.seconds(n, 3, 2000) for n in range(rows, rows + more + 1)]
     assert cost.growing(rows, more, 3, 2000) == pytest.approx(single)
 
@@ -194,11 +209,15 @@ def test_after_many_passes_with_drafts_one_without_is_due() -> None:
 
 
 def test_where_calibration_has_told_of_many_texts_that_is_seldom() -> None:
+    """Once soon, to see whether that holds. Of more texts it has told nothing."""
     cost = PassCost(CROWDED)
-    for _ in range(TOLD):
-        assert not cost.plain_is_due(8)
-        cost.learn(16, 8, 0, 22.0)
-    assert cost.plain_is_due(8)
+    for texts, times in ((8, [SOON, TOLD, TOLD]), (64, [SOON] * FIRST_PASSES + [STALE])):
+        for passes in times:
+            for _ in range(passes):
+                assert not cost.plain_is_due(texts)
+                cost.learn(2 * texts, texts, 0, 22.0)
+            assert cost.plain_is_due(texts)
+            cost.learn(texts, texts, 0, 16.0)
 
 
 def test_drafts_take_nothing_up_to_the_rows_that_a_pass_has_anyway() -> None:
@@ -209,8 +228,11 @@ def test_drafts_take_nothing_up_to_the_rows_that_a_pass_has_anyway() -> None:
     assert times[1] < times[2] == times[5] < times[6]  # 16, then 17 to 20, then more
 
 
-def test_what_such_a_pass_took_is_held_against_all_its_rows() -> None:
-    cost = PassCost(MEASURED, filled_up=filled_up)
+def test_what_such_a_pass_took_tells_of_the_rows_that_it_had() -> None:
+    points = [1, 16, 20, 24, 32, 64, 72, 96]
+    cost = PassCost(Measured(points, [float(n) for n in points], 256), filled_up=filled_up)
+    for rows, texts, point in ((17, 2, 20), (65, 8, 72), (30, 30, 32), (31, 29, 32), (33, 29, 64)):
+        assert points[cost._point_of(rows, texts)] == point
     believed = cost.seconds(20, 2)
     for _ in range(20):
         cost.learn(17, 2, 0, believed)

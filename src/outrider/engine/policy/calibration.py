@@ -26,7 +26,7 @@ from outrider.sampling.choose import highest
 log = logging.getLogger(__name__)
 
 FORMAT = 6  # raised when the way of measuring changes
-ROWS = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64, 72, 96)
+ROWS = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64, 68, 96)  # or as many as passes over these have
 CONTEXT = 256
 LONG_CONTEXT = 1024
 SEQUENCES = 8
@@ -83,7 +83,7 @@ def measure(runner: Runner, slots: array, most: int) -> tuple[Measured, bool]:
                 times[name].append(seconds)
     known = {name: min(values) for name, values in times.items()}
     steady = all(median(values) < STEADY * min(values) for values in times.values())
-    rows = [n for n in ROWS if n in known]
+    rows = sorted(name for name in known if isinstance(name, int))
     alike = max((n for n in rows if n <= many), default=1)  # rows of one sequence, for comparison
     measured = Measured(
         rows=rows,
@@ -105,7 +105,8 @@ def _passes(runner: Runner, slots: array, most: int) -> Passes:
     # A model may have learned its positions: beyond the last there is nothing to look up.
     longest = min(len(slots), runner.loaded.context_length)
     context = max(1, min(CONTEXT, longest // 4))
-    passes: Passes = {rows: ([rows], context) for rows in ROWS if rows + context <= longest}
+    sizes = sorted({1, *map(runner.filled_up, ROWS)})
+    passes: Passes = {rows: ([rows], context) for rows in sizes if rows + context <= longest}
     many = min(SEQUENCES, len(slots) // (context + 1))
     passes |= {"many": ([1] * many, context), "long": ([1], min(LONG_CONTEXT, longest - 1))}
     alike = runner.runs_ahead or runner.fixed_rows

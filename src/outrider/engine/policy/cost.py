@@ -11,8 +11,8 @@ from outrider.engine.policy.moods import CPU, Moods, Nature
 
 STALE = 64  # passes with drafts until one without is worth having, to see what it takes now;
 SOON = 16  # and until it was seen
-FIRST = 3  # times;
-TOLD = 256  # where calibration has told of many texts
+FIRST = 3  # times
+TOLD = 256  # instead of STALE, and FIRST once, where calibration has looked at as many texts
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,17 @@ class PassCost:
         return cost + fixed * self._plainly[sequences]
 
     def growing(self, rows: int, more: int, sequences: int = 1, keys: int = 0) -> list[float]:
-        """1 + more: of passes over `rows` rows, one more, and so on. Up to the rows that a pass has
-        anyway, drafts take nothing."""
+        """1 + more: of passes over `rows` rows, one more, and so on. Products over drafts take
+        nothing up to the rows that a pass has anyway."""
+        if self.filled_up is as_many:
+            return self._line(rows, more, sequences, keys)
         first = self.filled_up(rows)
         sizes = [self.filled_up(size) - first for size in range(rows, rows + more + 1)]
         times = self._line(first, sizes[-1], sequences, keys)
         return [times[size] for size in sizes]
 
     def _line(self, rows: int, more: int, sequences: int, keys: int) -> list[float]:
-        """The same, as if a pass could have any number of rows."""
+        """The same from a size on that passes have, as if they could have all above it."""
         cost, points = self.seconds(rows, sequences, keys), self._points
         curve = self._curve(sequences)
         found = [cost]
@@ -165,10 +167,11 @@ class PassCost:
 
     def _point_of(self, rows: int, sequences: int) -> int:
         """The point that such a pass tells about. What drafts of many texts take must not change
-        what is believed of a pass without: so those tell of more rows than there are texts, while
-        there is such a point, and a pass without tells of at most as many."""
+        what is believed of a pass without: so those tell of more rows than that has, while there is
+        such a point, and a pass without tells of at most as many."""
+        size, plain = self.filled_up(max(rows, 1)), self.filled_up(sequences)
         distances = [
-            abs(log(point / max(rows, 1))) if (point > sequences) == (rows > sequences) else inf
+            abs(log(point / size)) if (point > plain) == (size > plain) else inf
             for point in self._points
         ]
         nearest = min(distances)
@@ -181,9 +184,9 @@ class PassCost:
         if self.fixed or sequences == 1:
             return False
         bits = sequences.bit_length()
-        wait = STALE if self._plain.get(bits, 0) >= FIRST else SOON
-        if self.measured.crowds:
-            wait = TOLD
+        told = bits - 1 <= self._sizes[-1]
+        first, later = (1, TOLD) if told else (FIRST, STALE)
+        wait = later if self._plain.get(bits, 0) >= first else SOON
         due = self._drafted.get(bits, 0) >= wait
         if due:  # what it took is told after the next pass has begun
             self._drafted[bits] = 0

@@ -1,6 +1,5 @@
 """What is known about drafters and passes, and the decisions that follow from it."""
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -30,6 +29,7 @@ PACE = 2  # tokens per step, by which that is reckoned
 UNPROVEN = 24  # first guesses that were judged: from then on a drafter is known
 AT_FIRST = 8  # texts that it drafts for at once until then: it must read them first, maybe in vain,
 TRIAL = 0.5  # and so much of a pass's time may go into that, but for one text
+HOPELESS = 0.3  # of first guesses: who does no better is not thought to suit texts of another kind
 TRUSTED = 0.8  # of the share of guesses that was promised: who keeps less is judged like others
 SILENCE = 4.0  # wrong guesses that count as much: it is the drafter itself who thinks it would miss
 THOUGHT_OVER = 8  # passes with drafts on the device, before another shape of them is considered
@@ -84,6 +84,9 @@ class Policy:
                 known = self.tracks[drafter]
                 self.tracks[drafter] = Track(nodes=known.nodes, others=known.others)
                 del self._promises[drafter]
+                self._acquaintances.pop(drafter, None)
+        for acquaintance in self._acquaintances.values():
+            acquaintance.settle()
 
     @cached_property
     def cost(self) -> PassCost:
@@ -119,9 +122,8 @@ class Policy:
         track = self.tracks[drafter]
         odds = np.array([self._record(request, drafter).odds for request in requests])
         seen = np.array(self.seen(requests, drafter))
-        # They may be of another kind than those before; but who was never right is not hoped for.
-        sure = self._trusted(drafter) or self._stranger(drafter)
-        if not (sure or _tested(seen.tolist())):
+        judged = self._trusted(drafter) or _tested(seen.tolist())
+        if not judged and track.hope > HOPELESS:  # they may be of another kind than those before
             odds[seen < ENOUGH] *= BETTER
         nodes, depths = np.array(sizes).T  # [sizes] each
         if outlines:
@@ -142,12 +144,16 @@ class Policy:
     def learn(self, request: Request, drafter: str, tree: TokenTree, text: list[int]) -> None:
         """The target wrote `text` where `drafter` proposed `tree`, checked or not."""
         record = self._record(request, drafter)
-        if len(tree):
-            held = bool(tree.follow(text))
-            self._acquaintances[drafter].learn(held)
-            if drafter in self._promises:
-                self._promises[drafter].learn(held, record.news)
+        if len(tree) and (drafter in self._acquaintances or drafter in self._promises):
+            self._learn_first(drafter, bool(tree.follow(text)), record.news)
         learn(tree, text, self.tracks[drafter], record)
+
+    def _learn_first(self, drafter: str, held: bool, news: float) -> None:
+        """Whether one of the first guesses for a text did."""
+        if drafter in self._acquaintances:
+            self._acquaintances[drafter].learn(held)
+        if drafter in self._promises:
+            self._promises[drafter].learn(held, news)
 
     def learn_silence(self, drafter: str, requests: list[Request]) -> None:
         """A drafter that costs time was asked, and found nothing worth proposing for these: no more
@@ -158,8 +164,7 @@ class Policy:
             record = self._record(request, drafter)
             weight = max(record.news, SILENCE / len(requests))
             self.tracks[drafter].suppose_level(1, wrong, weight)
-            if drafter in self._promises:
-                self._promises[drafter].learn(False, record.news)
+            self._learn_first(drafter, False, record.news)
             record.seen += 1
 
     def release(self, request: Request) -> None:
@@ -320,15 +325,13 @@ class Policy:
         promise = self._promises.get(drafter)
         return promise is not None and self.tracks[drafter].hope > TRUSTED * promise.shares[0]
 
-    def _stranger(self, drafter: str) -> bool:
-        """Whether it has shown nothing yet, here or elsewhere. On a GPU each size of drafts would
-        have to be captured."""
-        known = self.ahead or self.always or drafter in self._promises
-        return not known and self._acquaintances[drafter].stranger
-
-    def most(self, drafter: str) -> int:
-        """Nodes that it may be asked for."""
-        return self._acquaintances[drafter].most if self._stranger(drafter) else sys.maxsize
+    def may_guess(self, drafter: str) -> int | None:
+        """Nodes that are asked of a drafter that costs time, while it is a stranger. A report
+        introduces it; and where drafts are captured, each size of them would have to be."""
+        if self.ahead or self.always or drafter in self._promises:
+            return None
+        acquaintance = self._acquaintances[drafter]
+        return acquaintance.most if acquaintance.stranger else None
 
     def ask(
         self,
