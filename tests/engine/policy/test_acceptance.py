@@ -178,6 +178,21 @@ def test_what_levels_have_shown_fades_as_texts_leave() -> None:
         assert (shown > 0.9) if hit else (shown < 0.1)
 
 
+def test_how_far_claims_were_right_is_soon_learned_anew_when_texts_leave() -> None:
+    """Copies hold nearly always where code is edited, and half as often in what comes next."""
+    track = Track()
+    teach(track, Record(), 1.0, 400, confidence=0.55)
+    assert track.node_chance(0.55, 1) > 0.95
+    for _ in range(8):
+        track.part()
+    assert track.node_chance(0.55, 1) < 0.65
+    teach(track, Record(), 0.1, 20, confidence=0.55)
+    assert track.node_chance(0.55, 1) < 0.35
+    for _ in range(2000):  # nothing is left, not even of the count
+        track.part()
+    assert track.node_chance(0.55, 1) == pytest.approx(0.55)
+
+
 def test_chances_are_chances() -> None:
     track, record = Track(), Record()
     for _ in range(500):

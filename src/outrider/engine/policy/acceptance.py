@@ -19,6 +19,7 @@ LASTING = 2048.0  # observations by which a drafter is known for good
 PROMISED = 128.0  # that what it has shown in its training counts for
 BETTER = 2.5  # the odds of a text of another kind may be so much better than of those before it
 PARTING = 7 / 8  # of what levels have shown is kept when a text leaves: others may be of that kind
+CLAIMS_PARTING = 1 / 2  # and of how far its confidence was right: what texts of one kind have shown
 DEEPEST = 16
 NEWS = 4.0  # drafts for one text: the next one tells half as much of others as the first
 CAUTION = 3.0  # how many observations it takes to believe that a request differs from others
@@ -115,7 +116,7 @@ class Track:
             rate = self.nodes.get((confidence_bin, depth))
             if rate is not None:
                 old = PRIOR / (rate.count + PRIOR)
-                a, b = old * a + (1 - old) * rate.hits / rate.count, old * b
+                a, b = old * a + rate.hits / (rate.count + PRIOR), old * b
         return a, b
 
     @property
@@ -128,6 +129,9 @@ class Track:
         """A text has left. Those that follow are likely of another kind, and are judged anew."""
         for rate in (*self.levels, *self.firsts):
             rate.fade(PARTING)
+        for rate in self.nodes.values():
+            rate.fade(CLAIMS_PARTING)
+        self._lines.clear()
 
     def level_chance(self, depth: int) -> float:
         """That some node at this depth holds, given one above it: all that is known beforehand."""
