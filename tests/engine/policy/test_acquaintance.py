@@ -7,6 +7,7 @@ from tests.engine.policy.test_policy import promised
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
+from outrider.drafters.worth import Worth
 from outrider.engine.policy.acceptance import BETTER, in_odds
 from outrider.engine.policy.acquaintance import KNOWN, Acquaintance
 from outrider.engine.policy.offer import Size
@@ -40,6 +41,26 @@ def test_who_is_never_right_is_asked_for_one_guess() -> None:
     budgets = asked(honesty=0.0)
     assert budgets and set(budgets) == {1}
     assert max(asked(honesty=0.0, texts=8)) == 1
+
+
+def test_guesses_go_as_deep_as_they_may_so_that_it_is_known_what_that_takes() -> None:
+    depths: list[int] = []
+
+    class Deep(oracle(1.0)):  # type: ignore[misc]
+        light = False
+
+        def depth(self, nodes: int) -> int:
+            return nodes
+
+        def propose_to(
+            self, batch: list[Request], budgets: list[int], depth: int, worth: Worth
+        ) -> list[TokenTree]:
+            depths.append(depth)
+            trees: list[TokenTree] = self.propose(batch, budgets)
+            return trees
+
+    Replay([Deep]).run(1, 100)
+    assert depths[:5] == [1, 1, 2, 4, 8]
 
 
 def test_where_drafts_are_captured_a_stranger_is_asked_for_as_much_as_others() -> None:
