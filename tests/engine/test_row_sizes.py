@@ -26,3 +26,11 @@ def test_rows_of_nobody_change_no_text(
         llm.engine.kv.check()
     assert written[True] == written[False]
     assert 19 in rows[False] and all(filled_up(n) == n for n in rows[True])
+
+
+def test_blocks_of_reproducible_mode_are_reckoned_with(models: Models) -> None:
+    llm = make_llm(models.target, dtype="bfloat16", reproducible=True)
+    block = llm.engine.runner.fixed_rows
+    assert block > 1
+    sizes = [llm.engine.policy.cost.filled_up(rows) for rows in (1, block, block + 1)]
+    assert sizes == [block, block, 2 * block]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-KNOWN = 16  # nodes: who may make so many was right four times more often than wrong
+KNOWN = 16  # nodes: who may make so many was right in four more steps than it was wrong in
 
 
 @dataclass

@@ -84,7 +84,6 @@ class Policy:
                 known = self.tracks[drafter]
                 self.tracks[drafter] = Track(nodes=known.nodes, others=known.others)
                 del self._promises[drafter]
-                self._acquaintances.pop(drafter, None)
         for acquaintance in self._acquaintances.values():
             acquaintance.settle()
 
