@@ -24,7 +24,8 @@ def prospects(
     outlines = drafter.outlines(max(rooms))
     sizes = _sizes(drafter, max(rooms), outlines)
     seen = policy.seen(batch, drafter.name)
-    gains = policy.gains(batch, drafter.name, sizes, outlines, rooms)
+    promised = [without[request] for request in batch]
+    gains = policy.gains(batch, drafter.name, sizes, outlines, rooms, promised)
     return sizes, [
         Outlook(own, without[request], room, len(proposed.get(request, ())), drafts)
         for request, own, room, drafts in zip(batch, gains, rooms, seen, strict=True)

@@ -39,6 +39,17 @@ def test_requests_are_told_apart_before_anything_is_drafted() -> None:
     assert policy.gains([good], "d", sizes, [], [1]).tolist() == [[well[0]] * 2]  # no room for two
 
 
+def test_where_lookups_promise_something_more_is_expected_of_others() -> None:
+    policy, sizes = make(), [Size(1, 1)]
+    for _ in range(20):
+        policy.learn(ask(), "d", TokenTree.chain([5], "d"), [5])
+        policy.learn(ask(), "d", TokenTree.chain([5], "d"), [9])
+    batch = [ask(), ask(), ask()]
+    [alone], [little], [much] = policy.gains(batch, "d", sizes, [], [1] * 3, [0.0, 0.5, 1.5])
+    assert alone == little == policy.gains(batch, "d", sizes, [], [1] * 3)[0][0]
+    assert much / (1 - much) == pytest.approx(2 * alone / (1 - alone))
+
+
 def test_who_has_left_is_forgotten() -> None:
     policy, request = make(), ask()
     policy.learn(request, "d", TokenTree.chain([5], "d"), [5])

@@ -31,6 +31,8 @@ AT_FIRST = 8  # texts that it drafts for at once until then: it must read them f
 TRIAL = 0.5  # and so much of a pass's time may go into that, but for one text
 HOPELESS = 0.3  # of first guesses: who does no better is not thought to suit texts of another kind
 TRUSTED = 0.8  # of the share of guesses that was promised: who keeps less is judged like others
+EASY = 1.0  # tokens that lookups promise: where a text goes on easily, others guess better, too,
+EASIER = 2.0  # and the odds of their guesses are so many times as good
 SILENCE = 4.0  # wrong guesses that count as much: it is the drafter itself who thinks it would miss
 THOUGHT_OVER = 8  # passes with drafts on the device, before another shape of them is considered
 
@@ -114,16 +116,19 @@ class Policy:
         sizes: list[Size],
         outlines: list[Shape],
         rooms: list[int],
+        promised: list[float] | None = None,
     ) -> np.ndarray:
         """Before anything is drafted: the tokens that each request may expect of drafts of these
         sizes, of which it may have so many nodes: [requests, sizes]. Without `outlines`, by their
-        depth."""
+        depth. `promised`: what lookups have found for each promises so many."""
         track = self.tracks[drafter]
         odds = np.array([self._record(request, drafter).odds for request in requests])
         seen = np.array(self.seen(requests, drafter))
         judged = self._trusted(drafter) or _tested(seen.tolist())
         if not judged and track.hope > HOPELESS:  # they may be of another kind than those before
             odds[seen < ENOUGH] *= BETTER
+        if promised is not None:
+            odds[np.array(promised) >= EASY] *= EASIER
         nodes, depths = np.array(sizes).T  # [sizes] each
         if outlines:
             trees, which, taken = track.outlooks(outlines, odds), depths - 1, nodes
