@@ -117,7 +117,7 @@ def _merged(trees: list[TokenTree], budget: int) -> TokenTree:
     drawn = [tree for tree in trees if tree.q is not None and len(tree)]
     if drawn:  # must be checked as it is
         return drawn[0]
-    return merge(trees, [_own_word(tree) for tree in trees], budget)[0]
+    return merge(trees, [_own_word(tree) for tree in trees], budget)
 
 
 def _own_word(tree: TokenTree) -> list[float]:

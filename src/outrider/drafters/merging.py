@@ -1,24 +1,23 @@
 """One tree out of several: paths that agree are shared."""
 
+from typing import NamedTuple
+
 from outrider.core.tree import ROOT, TokenTree
 
 
-def merge(
-    trees: list[TokenTree], chances: list[list[float]], most: int
-) -> tuple[TokenTree, list[float]]:
-    """The `most` likeliest nodes of the union of the trees, and per node the best of its chances.
+class Union(NamedTuple):
+    """All nodes of several trees."""
 
-    `chances[t][i]`: that the target's text runs through node i of tree t.
-    """
-    if len(trees) == 1:  # as mostly
-        [tree], [own] = trees, chances
-        kept = best_nodes(own, most)
-        return tree.select(kept), [own[node] for node in kept]
+    tree: TokenTree
+    origins: list[dict[int, int]]  # per node: the trees that have it -> which of their nodes it is
+
+
+def unite(trees: list[TokenTree]) -> Union:
     tokens: list[int] = []
     parents: list[int] = []
-    best: list[float] = []
+    origins: list[dict[int, int]] = []
     known: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-    for tree, own in zip(trees, chances, strict=True):
+    for number, tree in enumerate(trees):
         place = {ROOT: ROOT}
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             key = (place[parent], token)
@@ -26,13 +25,19 @@ def merge(
                 known[key] = len(tokens)
                 tokens.append(token)
                 parents.append(key[0])
-                best.append(own[node])
+                origins.append({})
             place[node] = known[key]
-            best[place[node]] = max(best[place[node]], own[node])
+            origins[place[node]].setdefault(number, node)
     source = "+".join(tree.source for tree in trees if len(tree))
-    union = TokenTree(tokens, parents, source or trees[0].source)
-    kept = best_nodes(best, most)
-    return union.select(kept), [best[node] for node in kept]
+    return Union(TokenTree(tokens, parents, source or trees[0].source), origins)
+
+
+def merge(trees: list[TokenTree], chances: list[list[float]], most: int) -> TokenTree:
+    """The `most` likeliest nodes of the union, where all that is known are the drafters' own words;
+    `chances[t][i]`: that the target's text runs through node i of tree t."""
+    union, origins = unite(trees)
+    best = [max(chances[t][node] for t, node in origin.items()) for origin in origins]
+    return union.select(best_nodes(best, most))
 
 
 def best_nodes(chances: list[float], count: int) -> list[int]:

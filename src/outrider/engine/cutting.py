@@ -6,7 +6,7 @@ from typing import NamedTuple
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.base import Drafter
-from outrider.drafters.merging import merge
+from outrider.drafters.merging import best_nodes, unite
 from outrider.engine.policy.gate import Pass
 from outrider.engine.policy.policy import Policy
 
@@ -51,8 +51,7 @@ def worth_checking(
         if uncut:
             whole[request] = uncut[-1]
         elif several:
-            _, trees, chances = zip(*several, strict=True)
-            merged[request] = merge(list(trees), list(chances), budget[request])
+            merged[request] = _merged(policy, several, budget[request])
     taken = sum(len(p.tree) for p in whole.values())
     expected = {r: sum(p.chances) for r, p in whole.items()}
     base = base._replace(
@@ -68,6 +67,19 @@ def worth_checking(
         checked[request] = tree if late and kept else tree.select(kept)
         expected[request] = sum(paths[node] for node in kept)
     return Cut(checked, {r: expected.get(r, 0.0) for r in proposals}, choice.log_gain, choice.speed)
+
+
+def _merged(policy: Policy, proposals: list[Proposal], most: int) -> tuple[TokenTree, list[float]]:
+    """The `most` likeliest nodes of all, and that the target's text runs through them."""
+    if len(proposals) == 1:  # as mostly
+        [(_, tree, chances)] = proposals
+    else:
+        drafters, trees, alone = zip(*proposals, strict=True)
+        union = unite(list(trees))
+        tree = union.tree
+        chances = policy.concord.chances(union, [d.name for d in drafters], list(alone))
+    kept = best_nodes(chances, most)
+    return tree.select(kept), [chances[node] for node in kept]
 
 
 def _below_first(tree: TokenTree, paths: list[float]) -> list[float]:

@@ -8,6 +8,7 @@ from outrider.core.request import Request
 from outrider.core.tree import TokenTree, is_chain
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
+from outrider.drafters.merging import unite
 from outrider.drafters.worth import FREE, Worth
 from outrider.engine.crew import Crew, Plan
 from outrider.engine.cutting import Cut, Proposal, worth_checking
@@ -15,11 +16,10 @@ from outrider.engine.policy.explain import Decisions, Explanation, explain
 from outrider.engine.policy.gate import Doubt, Pass
 from outrider.engine.policy.interest import Rest
 from outrider.engine.policy.policy import Policy
+from outrider.engine.policy.timing import ROUTINE
 from outrider.engine.prospects import prospects
 from outrider.model.kv import KVCache
 from outrider.model.runner import Runner
-
-ROUTINE = 16  # rows at most, and one for each text, that a drafter reads where it follows texts
 
 
 class Drafting:
@@ -34,6 +34,7 @@ class Drafting:
         self._turn = 0  # whose text is looked up next, while drafts follow each other
         self._alone: dict[Request, Drafter] = {}  # whose proposal is checked as it is, if anyone's
         self._lessons: list[tuple[Request, str, TokenTree, list[int]]] = []  # for the policy
+        self._meetings: list[tuple[list[Proposal], list[int]]] = []  # several for one text: as well
         self.decisions = Decisions()
         self.model_seconds = 0.0  # spent by drafters that run a model
         self.wanted = False  # whether a drafter that costs time should be asked in the next step
@@ -100,6 +101,7 @@ class Drafting:
 
     def reset(self) -> None:
         self._lessons.clear()
+        self._meetings.clear()
         self.policy.reset()
         self.decisions = Decisions()
         for drafter in self.crew.all:
@@ -407,6 +409,8 @@ class Drafting:
             proposals = self._proposals.get(request, ())
             for proposal in proposals:
                 self._lessons.append((request, proposal.drafter.name, proposal.tree, text))
+            if len(proposals) > 1:
+                self._meetings.append((list(proposals), text))
             owners = {p.drafter for p in proposals if p.tree.source == tree.source}
             if len(owners) == 1 and len(tree):  # not merged
                 checked.setdefault(owners.pop(), []).append((request, tree, verdict))
@@ -421,6 +425,11 @@ class Drafting:
         for lesson in self._lessons:
             self.policy.learn(*lesson)
         self._lessons.clear()
+        for proposals, text in self._meetings:
+            drafters, trees, chances = zip(*proposals, strict=True)
+            names = [drafter.name for drafter in drafters]
+            self.policy.concord.learn(unite(list(trees)), names, list(chances), text)
+        self._meetings.clear()
         self.policy.settle()
 
 

@@ -1,12 +1,17 @@
 """What may be asked of a drafter that costs time, and what it promises."""
 
+import numpy as np
+
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.base import Drafter
 from outrider.drafters.shapes import Shape
 from outrider.engine.policy.offer import Outlook, Size
 from outrider.engine.policy.policy import Policy
+from outrider.engine.policy.timing import ROUTINE
 
+# What one of two drafts adds to the other, of what it would bring where that one misses at once.
+BESIDE = 0.25
 BRANCHING = (1, 2, 3, 4, 6, 8, 12, 16)  # nodes of trees of one depth that are told apart
 
 
@@ -27,9 +32,28 @@ def prospects(
     promised = [without[request] for request in batch]
     gains = policy.gains(batch, drafter.name, sizes, outlines, rooms, promised)
     return sizes, [
-        Outlook(own, without[request], room, len(proposed.get(request, ())), drafts)
+        Outlook(
+            _both(own, without[request]) if _joins(drafter, request, without) else own,
+            without[request],
+            room,
+            len(proposed.get(request, ())),
+            drafts,
+        )
         for request, own, room, drafts in zip(batch, gains, rooms, seen, strict=True)
     ]
+
+
+def _joins(drafter: Drafter, request: Request, without: dict[Request, float]) -> bool:
+    """Whether its draft may be one of two: for so little as it adds then, no prompt is read."""
+    return without[request] > 0 and drafter.backlog(request) <= ROUTINE
+
+
+def _both(gains: np.ndarray, other: float) -> np.ndarray:
+    """The tokens expected of drafts together with one that promises `other`; [sizes] each. The
+    lesser one counts where the better misses: at once, if E are expected of it, about once in
+    1 + E."""
+    better = np.maximum(gains, other)
+    return better + BESIDE * np.minimum(gains, other) / (1 + better)
 
 
 def _sizes(drafter: Drafter, longest: int, outlines: list[Shape]) -> list[Size]:

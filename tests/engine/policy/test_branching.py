@@ -138,3 +138,24 @@ def test_a_request_is_promised_no_more_than_it_has_room_for() -> None:
     assert max(size.nodes for size in sizes) == 8
     assert len(set(small.gains)) == 1  # one node, whatever the tree
     assert max(large.gains) > max(small.gains)
+
+
+def test_beside_another_draft_one_counts_where_that_misses_unless_it_must_read_a_prompt_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay = Replay([Ranked])
+    replay.run(1, 50)
+    [drafter] = replay.members
+    one, two, three = (Request(name, [1], SamplingParams(), seed=0) for name in "abc")
+    monkeypatch.setattr(drafter, "backlog", {one: 0, two: 4, three: 400}.__getitem__)
+    batch, budget = [one, two, three], dict.fromkeys([one, two, three], 8)
+
+    def expected(found: float) -> list[float]:
+        without = {one: 0.0, two: found, three: found}
+        _, outlooks = prospects(replay.policy, drafter, batch, budget, without, {})
+        return [max(outlook.gains) for outlook in outlooks]
+
+    alone, beside, unread = expected(0.5)
+    assert max(alone, 0.5) < beside < alone + 0.5
+    assert unread == alone
+    assert 5.0 < expected(5.0)[1] < 5.2

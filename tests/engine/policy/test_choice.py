@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core.tree import ROOT, TokenTree
-from outrider.drafters.merging import merge
+from outrider.drafters.merging import merge, unite
 from outrider.engine.policy.choice import MARGIN, choose_nodes
 
 STAIRCASE = np.array([10, 15, 15, 15, 15, 16, 24, 24, 25, 26, 40, 41, 42, 43, 44, 45.0])
@@ -87,18 +87,18 @@ def test_no_proposals_are_no_choice() -> None:
 def test_merged_trees_share_what_they_agree_on() -> None:
     one = TokenTree([1, 2, 3], [-1, 0, 1], "a")
     two = TokenTree([1, 2, 4, 5], [-1, 0, 1, -1], "b")
-    tree, chances = merge([one, two], [[0.9, 0.5, 0.2], [0.8, 0.7, 0.6, 0.1]], 9)
+    tree, origins = unite([one, two])
     assert tree.tokens == [1, 2, 3, 4, 5]
     assert tree.parents == [-1, 0, 1, 1, -1]
-    assert chances == [0.9, 0.7, 0.2, 0.6, 0.1]
+    assert origins == [{0: 0, 1: 0}, {0: 1, 1: 1}, {0: 2}, {1: 2}, {1: 3}]
     assert tree.source == "a+b"
 
 
 def test_merged_trees_keep_to_the_budget_by_the_likeliest_nodes() -> None:
     one = TokenTree([1, 2, 3], [-1, 0, 1], "a")
     two = TokenTree([1, 2, 4, 5], [-1, 0, 1, -1], "b")
-    tree, chances = merge([one, two], [[0.9, 0.5, 0.2], [0.8, 0.7, 0.6, 0.1]], 3)
-    assert (tree.tokens, tree.parents, chances) == ([1, 2, 4], [-1, 0, 1], [0.9, 0.7, 0.6])
+    tree = merge([one, two], [[0.9, 0.5, 0.2], [0.8, 0.7, 0.6, 0.1]], 3)
+    assert (tree.tokens, tree.parents) == ([1, 2, 4], [-1, 0, 1])
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, max_size=4))
@@ -106,7 +106,7 @@ def test_a_text_runs_as_far_through_the_union_as_through_the_best_part(
     chains: list[list[int]],
 ) -> None:
     parts = [TokenTree.chain(tokens, f"{i}") for i, tokens in enumerate(chains)]
-    union, _ = merge(parts, [[0.5] * len(part) for part in parts], 16)
+    union = merge(parts, [[0.5] * len(part) for part in parts], 16)
     for text in chains:
         reached = max(len(part.follow(text)) for part in parts)
         assert len(union.follow(text)) == reached

@@ -215,7 +215,8 @@ def _likely(chances: list[float], odds: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Record:
-    """How one request departs from its drafter's track: in odds, from sums that fade."""
+    """How guesses of one kind, as those for one request, depart from their drafter's track: in
+    odds, from sums that fade."""
 
     held: float = 0.0
     expected: float = 0.0
@@ -241,11 +242,11 @@ class Record:
         self.failed += not held
         self.feared += 1 - chance
 
-    def fade(self) -> None:
-        self.held *= REQUEST_KEEP
-        self.expected *= REQUEST_KEEP
-        self.failed *= REQUEST_KEEP
-        self.feared *= REQUEST_KEEP
+    def fade(self, keep: float = REQUEST_KEEP) -> None:
+        self.held *= keep
+        self.expected *= keep
+        self.failed *= keep
+        self.feared *= keep
 
 
 def path_chances(tree: TokenTree, track: Track, record: Record) -> list[float]:

@@ -15,7 +15,7 @@ ENOUGH = 3  # drafts for a text, to say how it goes with them
 class Outlook(NamedTuple):
     """One request, as far as it matters here."""
 
-    gains: Sequence[float]  # tokens expected of a draft of each size on offer
+    gains: Sequence[float] | np.ndarray  # tokens expected of a draft of each size on offer
     without: float  # tokens expected from what is proposed for it already
     room: int  # nodes that it may have
     proposed: int = 0  # nodes of that, in whose place the draft would come

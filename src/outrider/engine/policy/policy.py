@@ -13,6 +13,7 @@ from outrider.drafters.shapes import Shape
 from outrider.engine.policy.acceptance import BETTER, OTHERS, Record, Track, learn, path_chances
 from outrider.engine.policy.acquaintance import Acquaintance
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, margin, mean_speed
+from outrider.engine.policy.concord import Concord
 from outrider.engine.policy.cost import Measured, PassCost, as_many
 from outrider.engine.policy.gate import LOOKING, Doubt, Pass, Pause, reading_seconds
 from outrider.engine.policy.interest import LOOKING_UP, Interest
@@ -60,6 +61,7 @@ class Policy:
             self.promise(drafter, shares)
         self._acquaintances: defaultdict[str, Acquaintance] = defaultdict(Acquaintance)
         self._records: dict[Request, defaultdict[str, Record]] = {}
+        self.concord = Concord()
         self._interests: dict[Request, dict[str, Interest]] = {}
         self._gains: defaultdict[str, float] = defaultdict(lambda: HOPED_GAIN)
         self._pauses: defaultdict[str, Pause] = defaultdict(Pause)

@@ -8,6 +8,7 @@ import numpy as np
 KEEP = 0.9  # of an estimate, where a new measurement comes in
 OUTLIER = 3.0  # a call may be interrupted: what is that much longer counts as this much
 UNSEEN_ROWS = 32  # of a text take as long to read as a draft's, until that is seen
+ROUTINE = 16  # rows at most, and one for each text, that a drafter reads where it follows texts
 LONG_READ = 256  # rows: a call that reads so many counts as much as all before it
 FIRST = 3  # calls of which the shortest counts: the very first one builds what later ones use
 
