@@ -409,7 +409,7 @@ class Drafting:
             proposals = self._proposals.get(request, ())
             for proposal in proposals:
                 self._lessons.append((request, proposal.drafter.name, proposal.tree, text))
-            if len(proposals) > 1:
+            if len(proposals) > 1 and all(p.tree.q is None for p in proposals):  # as where merged
                 self._meetings.append((list(proposals), text))
             owners = {p.drafter for p in proposals if p.tree.source == tree.source}
             if len(owners) == 1 and len(tree):  # not merged

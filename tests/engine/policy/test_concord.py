@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.policy.replay import Replay, oracle
 
 from outrider.core.tree import ROOT, TokenTree
 from outrider.drafters.merging import unite
@@ -64,6 +65,17 @@ def test_nothing_is_learned_where_the_text_did_not_come() -> None:
         concord.learn(unite([chain(1, 5), chain(1, 6)]), NAMES, [[0.5, 0.4], [0.5, 0.4]], [9])
     apart = concord.chances(unite([chain(1), chain(2)]), NAMES, [[0.5], [0.5]])
     assert apart == [0.5, 0.5]
+
+
+def test_the_engine_learns_it_of_all_that_was_proposed() -> None:
+    """Of two drafters one knows the text, the other half of it."""
+    replay = Replay([oracle(1.0, name="model", claims=0.5), oracle(0.5, name="copy", claims=0.5)])
+    replay.run(4, 100)
+    union, chances = unite([chain(1), chain(2)]), [[0.5], [0.5]]
+    copied, guessed = replay.policy.concord.chances(union, NAMES, chances)
+    assert copied < 0.2 and guessed > 0.5
+    replay.drafting.reset()
+    assert replay.policy.concord.chances(union, NAMES, chances) == [0.5, 0.5]
 
 
 @given(
