@@ -18,6 +18,7 @@ BASE = Pass(writers=1, rows=1, sequences=1, keys=0)
 
 
 class Divisible(Drafter):
+    name = "divisible"
     divisible = True
 
     def __init__(self) -> None: ...

@@ -1,3 +1,6 @@
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -10,3 +13,20 @@ def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         monkeypatch.setattr(tree_attention, "MOST_PARTS", 4)
         monkeypatch.setattr(invariant_attention, "PROGRAMS", 8)
+
+
+@pytest.fixture(autouse=True)
+def products_like_those_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies by NumPy. On some processors its library adds up an element in
+    another order at the edge of a block than inside it, so that a row's place shows in its bits; in
+    a GPU's block of products all elements are alike."""
+    if torch.cuda.is_available():
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_dot(_: Any, a: Any, b: Any, added: Any, *__: Any) -> Any:
+        left, right = (x.data.astype(added.data.dtype) for x in (a, b))  # [..., m, k], [..., k, n]
+        product = (left[..., :, :, np.newaxis] * right[..., np.newaxis, :, :]).sum(axis=-2)
+        return TensorHandle(product + added.data, added.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
