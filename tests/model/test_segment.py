@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.model.attention import LayerKV, Pass
-from outrider.model.segment import FEW_KEYS, FEW_ROWS, WHOLE, Group, Segment, group_segments
+from outrider.model.segment import CALL, READING, WHOLE, Group, Segment, group_segments
 
 WINDOWS = [None, 1, 3, 8, 200]
 
@@ -72,18 +72,23 @@ def test_positions_are_the_lengths_of_the_paths(shapes, seed):
         assert segment.positions == [length - 1 for length in lengths]
 
 
+def paid(groups: list[Group]) -> int:
+    """What their calls take, in pairs of query and key."""
+    return sum(
+        CALL + group.slots.numel() * (READING + group.rows.shape[1])
+        for group in groups  # [parts, keys] slots, each read for all queries of its part
+    )
+
+
 @settings(max_examples=40, deadline=None)
 @given(shapes, st.integers(0, 10**6))
-def test_padding_at_most_doubles_either_side_of_large_ones(shapes, seed):
+def test_calls_take_no_more_than_one_for_all_nor_than_one_for_each(shapes, seed):
     segments = make_segments(shapes, seed)
-    starts = [sum(len(s) for s in segments[:i]) for i in range(len(segments))]
-    by_first_row = dict(zip(starts, segments, strict=True))
-    for group in group_segments(segments):
-        for rows in group.rows:
-            segment = by_first_row[int(rows[0])]
-            keys = len(segment.context) + len(segment)
-            assert group.rows.shape[1] < max(FEW_ROWS + 1, 2 * len(segment))
-            assert group.slots.shape[1] <= max(FEW_KEYS, 2 * keys)
+    rows = max(len(segment) for segment in segments)
+    keys = max(len(segment.context) + len(segment) for segment in segments)
+    found = paid(group_segments(segments))
+    assert found <= CALL + len(segments) * keys * (READING + rows)
+    assert found <= sum(paid(group_segments([segment])) for segment in segments)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -93,24 +98,25 @@ def test_no_query_is_without_a_key_not_even_padding(window):
         assert group.mask(window).any(-1).all()
 
 
+def sizes(shapes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Per call: how many parts, and of how many rows."""
+    return [tuple(group.rows.shape) for group in group_segments(make_segments(shapes, 0))]
+
+
 def test_similar_sequences_share_a_call_and_different_ones_do_not():
-    small = [(3, 1), (40, 6), (190, 1)]
-    assert len(group_segments(make_segments(small, 0))) == 1
-    assert len(group_segments(make_segments([*small, (40, 9), (300, 1)], 0))) == 3
+    assert sizes([(40, 1), (90, 1), (190, 1)]) == [(3, 1)]
+    assert sizes([(240, 2)] * 4 + [(280, 2)] * 2) == [(6, 2)]
+    assert sizes([(90, 1)] * 7 + [(1200, 1)]) == [(7, 1), (1, 1)]
+    assert sizes([(90, 1)] * 7 + [(90, 300)]) == [(7, 1), (1, 300)]
 
 
 def test_one_tree_does_not_make_many_texts_as_long_as_itself():
-    def sizes(shapes):
-        return [tuple(group.rows.shape) for group in group_segments(make_segments(shapes, 0))]
-
-    many, few, drafted = [(120, 1)] * 12, [(120, 1)] * 3, [(120, 5), (120, 3)]
-    assert sizes([*many, *drafted]) == [(12, 1), (2, 5)]
-    assert sizes([*few, *drafted]) == [(5, 5)]
-    assert sizes([(20, n) for _, n in [*many, *drafted]]) == [(14, 5)]  # few keys
-    assert sizes(many) == [(12, 1)]
-    trees = [(240, 2)] * 4 + [(240, 8), (240, 1)]
-    assert sizes(trees) == [(5, 2), (1, 8)]
-    assert sizes([(190, n) for n in (1, 1, 1, 1, 2, 4, 4, 4, 8)]) == [(8, 4), (1, 8)]
+    assert sizes([(120, 1)] * 12 + [(120, 5), (120, 3)]) == [(20, 1)]
+    assert sizes([(120, 1)] * 12) == [(12, 1)]
+    assert sizes([(80, n) for n in (1, 1, 2, 3, 4, 6, 7, 8)]) == [(11, 4)]
+    assert sizes([(240, 2)] * 4 + [(240, 8), (240, 1)]) == [(9, 2)]
+    assert sizes([(220, n) for n in (1, 1, 1, 1, 1, 1, 9, 9)]) == [(6, 1), (2, 9)]
+    assert sizes([(220, 17)]) == [(1, 17)]
 
 
 def test_attention_in_groups_is_attention_one_by_one():
@@ -121,7 +127,8 @@ def test_attention_in_groups_is_attention_one_by_one():
     memory = LayerKV(torch.randn(4000, 2, 16), torch.randn(4000, 2, 8))
     query, asked = torch.randn(rows, 6, 16), (None, None, None)
     together = Pass(torch.zeros(rows), group_segments(segments))
-    assert len(together.groups) == 4
+    assert len(together.groups) > 1
+    assert any(len(group.rows) > len(segments) / 2 for group in together.groups)
     alone, first = [], 0
     for segment in segments:
         own = Pass(torch.zeros(len(segment)), group_segments([segment]))

@@ -68,7 +68,7 @@ class Pass:
 
     def attend(self, query: Tensor, memory: LayerKV, scale: float, asked: Asked) -> Tensor:
         """query [rows, heads, head size] -> [rows, heads, value head size]."""
-        window, softcap, sinks = asked
+        _, softcap, sinks = asked
         attend = _attend_invariant if self.invariant else _attend
         # Heads that share a KV head become further queries of it: no expanded copy of the keys.
         times = 1 if self.invariant else query.shape[1] // memory.keys.shape[1]
@@ -78,16 +78,24 @@ class Pass:
         mixed, first = [], 0
         for group in self.groups:
             end = first + group.rows.numel()
-            q = each[first:end]  # [sequences * queries, heads, head size]
+            q = each[first:end]  # [parts * queries, heads, head size]
             if plain and group.visible is None:
                 mixed.append(attend_whole(q, memory, group.slots[0], scale))
             else:
-                q, mask = q.unflatten(0, group.rows.shape), group.mask(window, times)
+                q, mask = q.unflatten(0, group.rows.shape), self._mask(group, times, asked, q)
                 result = attend(q, memory, group.slots, mask, scale, softcap, sinks)
                 mixed.append(result.flatten(0, 1))
             first = end
         out = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return out if self._in_order else out.index_select(0, self._back)
+
+    def _mask(self, group: Group, times: int, asked: Asked, query: Tensor) -> Tensor:
+        """[parts, times * queries, keys]: of truth values, or what is added to scores where torch's
+        own kernel attends on a CPU."""
+        window, softcap, sinks = asked
+        if self.invariant or softcap is not None or sinks is not None or query.is_cuda:
+            return group.mask(window, times)
+        return group.added(window, times, query.dtype)
 
     @cached_property
     def _in_order(self) -> bool:
@@ -180,7 +188,7 @@ def _attend(
     q: Tensor,  # [s, queries, heads, head size]
     memory: LayerKV,
     slots: Tensor,  # [s, keys]
-    mask: Tensor,  # [s, group * queries, keys]
+    mask: Tensor,  # [s, group * queries, keys], of truth values or to be added
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,

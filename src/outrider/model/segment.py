@@ -1,7 +1,8 @@
 """The rows that one sequence contributes to a pass, and how many sequences are packed together."""
 
 from array import array
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -52,26 +53,28 @@ class Segment:
         return [len(self.context) + depth - 1 for depth in depths_of(self.parents)]
 
 
-FEW_ROWS = 8  # and few keys: to pad them costs less than a call for each size does, in every layer
-FEW_KEYS = 256
-WASTED = 5000  # pairs of query and key that padding may add: more take longer than one more call
+# In pairs of query and key, which attention goes through:
+CALL = 5000  # one more call in every layer takes as long,
+READING = 4  # and reading a key for another part as long as so many queries of it
+SHORTER = (1 / 2, 2 / 3, 4 / 5)  # of the longest context, for calls of their own
 WHOLE = 128  # rows from which on a text that is read from its start has a call of its own
 
 
 @dataclass(eq=False)
 class Group:
-    """Sequences of similar size that share one padded attention call; or a single one that is read
-    from its start, and needs no mask beyond "what lies before"."""
+    """Sequences of similar size, or parts of them, that share one padded attention call; or a
+    single one that is read from its start, and needs no mask beyond "what lies before"."""
 
-    rows: Tensor  # [sequences, queries] index of the packed row; padding repeats row 0
+    rows: Tensor  # [parts, queries] index of the packed row; padding repeats row 0
     real: Tensor  # [real rows] where in the flattened `rows` there is no padding
-    slots: Tensor  # [sequences, keys]; padding is the scrap slot
-    visible: Tensor | None  # [sequences, queries, keys] bool; None: all that lies before
-    query_positions: Tensor  # [sequences, queries]
-    key_positions: Tensor  # [sequences, keys]
+    slots: Tensor  # [parts, keys]; padding is the scrap slot
+    visible: Tensor | None  # [parts, queries, keys] bool; None: all that lies before
+    query_positions: Tensor  # [parts, queries]
+    key_positions: Tensor  # [parts, keys]
 
     def __post_init__(self) -> None:
         self._masks: dict[tuple[int | None, int], Tensor] = {}
+        self._added: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
         self.real_rows = self.rows.flatten()[self.real]  # [real rows]
 
     @property
@@ -79,8 +82,8 @@ class Group:
         return len(self.real) < self.rows.numel()
 
     def mask(self, window: int | None, times: int = 1) -> Tensor:
-        """[sequences, times * queries, keys]: `visible`, cut to a sliding window, and repeated for
-        the heads that share their keys; kept for all layers."""
+        """[parts, times * queries, keys]: `visible`, cut to a sliding window, and repeated for the
+        heads that share their keys; kept for all layers."""
         key = (window, times)
         if key not in self._masks:
             queries, keys = self.query_positions[:, :, None], self.key_positions[:, None, :]
@@ -88,6 +91,16 @@ class Group:
             visible = visible if window is None else visible & (queries - keys < window)
             self._masks[key] = visible if times == 1 else visible.repeat(1, times, 1)
         return self._masks[key]
+
+    def added(self, window: int | None, times: int, dtype: torch.dtype) -> Tensor:
+        """The mask as it is added to scores, of the same shape: torch would make one of it in every
+        layer."""
+        key = (window, times, dtype)
+        if key not in self._added:
+            mask = self.mask(window, times)
+            scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            self._added[key] = scores.masked_fill_(~mask, -torch.inf)
+        return self._added[key]
 
     def to(self, device: torch.device) -> "Group":
         if device == self.rows.device:
@@ -111,43 +124,70 @@ def wanted_rows(segments: list[Segment]) -> list[int]:
     return wanted
 
 
-def _bucket(size: int, smallest: int) -> int:
-    return max(smallest, 1 << (size - 1).bit_length())
-
-
 def group_segments(segments: list[Segment]) -> list[Group]:
-    """Pack similar sequences into one call each: padding at most doubles either side of large
-    ones."""
-    buckets: dict[tuple[int, int], list[tuple[int, Segment]]] = {}
-    groups = []
+    """Pack sequences into few calls without much padding."""
+    groups, packed = [], []
     first_row = 0
     for segment in segments:
         if len(segment) >= WHOLE and not segment.context and is_chain(segment.parents):
             groups.append(_whole_text(first_row, segment))
         else:
             keys = len(segment.context) + len(segment)
-            bucket = (_bucket(len(segment), FEW_ROWS), _bucket(keys, FEW_KEYS))
-            buckets.setdefault(bucket, []).append((first_row, segment))
+            packed.append(_Member(segment, first_row, len(segment), keys))
         first_row += len(segment)
-    alike = [part for members in buckets.values() for part in _apart(members)]
-    return [*groups, *(_pad_group(members) for members in alike)]
+    return [*groups, *(_pad_group(call) for call in _apart(packed))]
 
 
-def _apart(members: list[tuple[int, Segment]]) -> list[list[tuple[int, Segment]]]:
-    """In as many calls as save more padding than they cost: in one, a single large tree would make
-    all texts beside it as long as itself."""
-    lengths = [len(segment) for _, segment in members]
-    if min(lengths) == max(lengths):
+class _Member(NamedTuple):
+    """Of a call: a segment."""
+
+    segment: Segment
+    first_row: int
+    rows: int
+    keys: int
+
+
+def _apart(members: list[_Member]) -> list[list[_Member]]:
+    """In as many calls as save more than they cost: in one, a large tree makes all texts beside it
+    longer, or is read in many parts, and so does a long context."""
+    if not members:
+        return []
+    price = _price(members)
+    if price - sum((READING + m.rows) * m.keys for m in members) <= 2 * CALL:
+        return [members]  # nothing is to be saved, as mostly
+    two = min(_halves(members), key=lambda two: sum(map(_price, two)), default=None)
+    if two is None or sum(map(_price, two)) >= price:
         return [members]
-    keys = max(len(segment.context) + len(segment) for _, segment in members)
-    members = sorted(members, key=lambda member: len(member[1]))
-    lengths.sort()
-    # By the number of texts in the first call, if these are as long as the last of them.
-    saved = [count * (lengths[-1] - lengths[count - 1]) * keys for count in range(1, len(members))]
-    if max(saved) <= WASTED:
-        return [members]
-    count = 1 + saved.index(max(saved))
-    return [*_apart(members[:count]), *_apart(members[count:])]
+    return [*_apart(two[0]), *_apart(two[1])]
+
+
+def _halves(members: list[_Member]) -> Iterator[tuple[list[_Member], list[_Member]]]:
+    """By their rows, and by their keys."""
+    for rows in sorted({m.rows for m in members})[:-1]:
+        yield [m for m in members if m.rows <= rows], [m for m in members if m.rows > rows]
+    longest = max(m.keys for m in members)
+    for share in SHORTER:
+        short = [m for m in members if m.keys <= share * longest]
+        if short:
+            yield short, [m for m in members if m.keys > share * longest]
+
+
+def _price(members: list[_Member]) -> int:
+    """Of one call, in pairs."""
+    queries, _ = _cheapest(Counter(m.rows for m in members))
+    return CALL + queries * max(m.keys for m in members)
+
+
+def _cheapest(lengths: Mapping[int, int]) -> tuple[int, int]:
+    """For so many segments of each length, in one call: the queries that they take for each key,
+    reading it among them, where none of their parts is longer than is best; and that length. One
+    large tree among small ones would have these padded to its own size, where a few short parts
+    only read their keys again."""
+    candidates = {-(-length // parts) for length in lengths for parts in (1, 2)}
+    return min(
+        (sum(n * -(-length // most) for length, n in lengths.items()) * (READING + most), most)
+        for most in candidates
+    )
 
 
 def _whole_text(first_row: int, segment: Segment) -> Group:
@@ -157,10 +197,11 @@ def _whole_text(first_row: int, segment: Segment) -> Group:
     return Group(first_row + positions, places, slots, None, positions, positions)
 
 
-def _pad_group(members: list[tuple[int, Segment]]) -> Group:
-    count = len(members)
-    queries = max(len(segment) for _, segment in members)
-    keys = max(len(segment.context) + len(segment) for _, segment in members)
+def _pad_group(members: list[_Member]) -> Group:
+    _, most = _cheapest(Counter(m.rows for m in members))
+    count = sum(-(-m.rows // most) for m in members)
+    queries = min(most, max(m.rows for m in members))
+    keys = max(m.keys for m in members)
     # numpy: so many operations on short arrays cost what their calls cost, several times less here.
     rows = np.zeros((count, queries), dtype=np.int64)
     real = np.zeros((count, queries), dtype=np.bool_)
@@ -170,18 +211,23 @@ def _pad_group(members: list[tuple[int, Segment]]) -> Group:
     visible[:, :, 0] = True
     query_positions = np.zeros((count, queries), dtype=np.int64)
     key_positions = np.zeros((count, keys), dtype=np.int64)
-    for i, (first_row, segment) in enumerate(members):
-        n, before = len(segment), len(segment.context)
-        positions = segment.positions
-        rows[i, :n] = range(first_row, first_row + n)
-        real[i, :n] = True
-        slots[i, :before] = segment.context
-        slots[i, before : before + n] = segment.slots
-        visible[i, :n, :before] = True
-        visible[i, :n, before : before + n] = ancestor_mask(segment.parents)
-        query_positions[i, :n] = positions
-        key_positions[i, :before] = np.arange(before)
-        key_positions[i, before : before + n] = positions
+    part = 0
+    for segment, first_row, length, _ in members:
+        before, positions = len(segment.context), segment.positions
+        ancestors = ancestor_mask(segment.parents).numpy()
+        for start in range(0, length, most):
+            end = min(start + most, length)
+            n, own = end - start, slice(before, before + end)  # nothing below them is seen
+            rows[part, :n] = range(first_row + start, first_row + end)
+            real[part, :n] = True
+            slots[part, :before] = segment.context
+            slots[part, own] = segment.slots[:end]
+            visible[part, :n, :before] = True
+            visible[part, :n, own] = ancestors[start:end, :end]
+            query_positions[part, :n] = positions[start:end]
+            key_positions[part, :before] = np.arange(before)
+            key_positions[part, own] = positions[:end]
+            part += 1
     return Group(
         torch.from_numpy(rows),
         torch.from_numpy(real.reshape(-1).nonzero()[0]),
