@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.model import segment as segment_module
 from outrider.model.attention import LayerKV, Pass
 from outrider.model.segment import CALL, READING, WHOLE, Group, Segment, group_segments
 
@@ -17,7 +18,8 @@ WINDOWS = [None, 1, 3, 8, 200]
 def make_segments(shapes: list[tuple[int, int]], seed: int) -> list[Segment]:
     """One segment per (context length, rows): a chain, then a random tree; shuffled slots."""
     rng = random.Random(seed)
-    slots = rng.sample(range(1, 2000), sum(context + rows for context, rows in shapes))
+    wanted = sum(context + rows for context, rows in shapes)
+    slots = rng.sample(range(1, max(2000, 2 * wanted)), wanted)
     segments = []
     for context, rows in shapes:
         own = array("q", [slots.pop() for _ in range(context + rows)])
@@ -80,15 +82,35 @@ def paid(groups: list[Group]) -> int:
     )
 
 
-@settings(max_examples=40, deadline=None)
-@given(shapes, st.integers(0, 10**6))
-def test_calls_take_no_more_than_one_for_all_nor_than_one_for_each(shapes, seed):
+large = st.tuples(st.integers(0, 1500), st.one_of(st.integers(1, 12), st.integers(1, 120)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(large, min_size=2, max_size=8), st.integers(0, 10**6))
+def test_calls_take_no_more_than_one_for_all_nor_than_two_by_rows(shapes, seed):
     segments = make_segments(shapes, seed)
-    rows = max(len(segment) for segment in segments)
-    keys = max(len(segment.context) + len(segment) for segment in segments)
+
+    def padded(some: list[Segment]) -> int:
+        """One call, each as long as the longest."""
+        rows = max(map(len, some))
+        return CALL + len(some) * max(len(s.context) + len(s) for s in some) * (READING + rows)
+
     found = paid(group_segments(segments))
-    assert found <= CALL + len(segments) * keys * (READING + rows)
-    assert found <= sum(paid(group_segments([segment])) for segment in segments)
+    assert found <= padded(segments)
+    for length in set(map(len, segments)):
+        short = [segment for segment in segments if len(segment) <= length]
+        long = [segment for segment in segments if len(segment) > length]
+        assert not long or found <= padded(short) + padded(long)
+
+
+def test_many_prompts_of_different_length_are_few_calls_soon(monkeypatch):
+    """Trying all lengths would price a thousand calls, each the longer the more lengths it has."""
+    priced = []
+    price = segment_module._price
+    monkeypatch.setattr(segment_module, "_price", lambda call: priced.append(call) or price(call))
+    segments = make_segments([(0, rows) for rows in range(2, 110)], 0)
+    assert 2 < len(group_segments(segments)) < 20
+    assert len(priced) < 500
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -128,7 +150,7 @@ def test_attention_in_groups_is_attention_one_by_one():
     query, asked = torch.randn(rows, 6, 16), (None, None, None)
     together = Pass(torch.zeros(rows), group_segments(segments))
     assert len(together.groups) > 1
-    assert any(len(group.rows) > len(segments) / 2 for group in together.groups)
+    assert sum(len(group.rows) for group in together.groups) > len(segments)  # in parts
     alone, first = [], 0
     for segment in segments:
         own = Pass(torch.zeros(len(segment)), group_segments([segment]))
@@ -147,6 +169,15 @@ def test_a_window_mask_is_computed_once():
     (group,) = group_segments(make_segments([(9, 2)], 0))
     assert group.mask(4) is group.mask(4)
     assert not torch.equal(group.mask(4), group.mask(None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_added_to_scores_is_the_mask_and_computed_once(dtype):
+    group = group_segments(make_segments([(9, 2), (3, 4)], 0))[0]
+    added = group.added(4, 2, dtype)
+    assert added is group.added(4, 2, dtype) and added.dtype == dtype
+    assert torch.equal(added == 0, group.mask(4, 2))
+    assert torch.equal(added == -torch.inf, ~group.mask(4, 2))
 
 
 def test_moving_a_group_keeps_its_masks():

@@ -18,6 +18,11 @@ class Proposal(NamedTuple):
     tree: TokenTree
     chances: list[float]  # per node: that the target's text runs through it
 
+    @property
+    def divisible(self) -> bool:
+        """Whether nodes of it may be left out, and others' guesses stand beside it."""
+        return self.drafter.divisible and self.tree.q is None
+
 
 class Cut(NamedTuple):
     """What is left of the proposals, and what the pass promises with it."""
@@ -43,11 +48,7 @@ def worth_checking(
     whole: dict[Request, Proposal] = {}
     merged: dict[Request, tuple[TokenTree, list[float]]] = {}
     for request, several in proposals.items():
-        uncut = [
-            p
-            for p in several
-            if p.tree.q is not None or not p.drafter.divisible or p.drafter is alone.get(request)
-        ]
+        uncut = [p for p in several if not p.divisible or p.drafter is alone.get(request)]
         if uncut:
             whole[request] = uncut[-1]
         elif several:

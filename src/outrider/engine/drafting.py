@@ -34,7 +34,8 @@ class Drafting:
         self._turn = 0  # whose text is looked up next, while drafts follow each other
         self._alone: dict[Request, Drafter] = {}  # whose proposal is checked as it is, if anyone's
         self._lessons: list[tuple[Request, str, TokenTree, list[int]]] = []  # for the policy
-        self._meetings: list[tuple[list[Proposal], list[int]]] = []  # several for one text: as well
+        # Proposals of several drafters for one text, and what was written: for the policy as well.
+        self._meetings: list[tuple[list[Proposal], list[int]]] = []
         self.decisions = Decisions()
         self.model_seconds = 0.0  # spent by drafters that run a model
         self.wanted = False  # whether a drafter that costs time should be asked in the next step
@@ -162,7 +163,7 @@ class Drafting:
     def _decide(
         self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int, late: bool
     ) -> dict[Request, TokenTree]:
-        """The lookups first; others where they promise more than that."""
+        """The lookups first; others where they promise more, or add to that."""
         # One that others' drafts or prompts join would tell nothing of that; and on a GPU, drafts
         # that follow each other would be interrupted for it.
         plain = base.rows == base.sequences and not self.runner.runs_ahead
@@ -360,7 +361,7 @@ class Drafting:
             self._proposals = {request: [] for request in chains}
             cut = self._look_up(self._in_turn(list(chains), base), budget, base, room, late=True)
         nothing = dict.fromkeys(batch, 0.0)
-        sizes, outlooks = prospects(self.policy, drafter, batch, budget, nothing, {})
+        sizes, outlooks = prospects(self.policy, drafter, batch, budget, nothing, {}, cut.expected)
         lengths = [len(chains[request]) for request in batch]
         return self.policy.goes_on(drafter.name, outlooks, sizes, lengths, base, cut.speed)
 
@@ -409,7 +410,7 @@ class Drafting:
             proposals = self._proposals.get(request, ())
             for proposal in proposals:
                 self._lessons.append((request, proposal.drafter.name, proposal.tree, text))
-            if len(proposals) > 1 and all(p.tree.q is None for p in proposals):  # as where merged
+            if len(proposals) > 1 and all(proposal.divisible for proposal in proposals):
                 self._meetings.append((list(proposals), text))
             owners = {p.drafter for p in proposals if p.tree.source == tree.source}
             if len(owners) == 1 and len(tree):  # not merged

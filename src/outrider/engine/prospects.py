@@ -22,15 +22,18 @@ def prospects(
     budget: dict[Request, int],
     without: dict[Request, float],
     proposed: dict[Request, TokenTree],
+    promised: dict[Request, float] | None = None,
 ) -> tuple[list[Size], list[Outlook]]:
     """The drafts that the drafter may be asked for, and what requests may expect of them; `without`
-    says what they may expect of what is `proposed` already."""
+    says what they may expect of what is `proposed` already, and `promised` what lookups promise,
+    if that is something else."""
     rooms = [min(budget[request], drafter.longest) for request in batch]
     outlines = drafter.outlines(max(rooms))
     sizes = _sizes(drafter, max(rooms), outlines)
     seen = policy.seen(batch, drafter.name)
-    promised = [without[request] for request in batch]
-    gains = policy.gains(batch, drafter.name, sizes, outlines, rooms, promised)
+    easy = without if promised is None else promised
+    found = [easy.get(request, 0.0) for request in batch]
+    gains = policy.gains(batch, drafter.name, sizes, outlines, rooms, found)
     return sizes, [
         Outlook(
             _both(own, without[request]) if _joins(drafter, request, without) else own,
@@ -44,7 +47,11 @@ def prospects(
 
 
 def _joins(drafter: Drafter, request: Request, without: dict[Request, float]) -> bool:
-    """Whether its draft may be one of two: for so little as it adds then, no prompt is read."""
+    """Whether its draft may be one of two: for so little as it adds then, no prompt is read. Drafts
+    that are drawn, or follow each other on a device, are checked alone."""
+    drawn = drafter.config.verification != "coupled"
+    if drawn or not drafter.divisible or drafter.following is not None:
+        return False
     return without[request] > 0 and drafter.backlog(request) <= ROUTINE
 
 

@@ -4,6 +4,7 @@ from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,10 +54,11 @@ class Segment:
         return [len(self.context) + depth - 1 for depth in depths_of(self.parents)]
 
 
-# In pairs of query and key, which attention goes through:
-CALL = 5000  # one more call in every layer takes as long,
-READING = 4  # and reading a key for another part as long as so many queries of it
-SHORTER = (1 / 2, 2 / 3, 4 / 5)  # of the longest context, for calls of their own
+# What attention takes, in pairs of query and key: a call in every layer,
+CALL = 5000
+READING = 4  # and gathering a key, for each part that reads it
+SHORTER = (1 / 2, 2 / 3, 4 / 5)  # of the most keys: who has fewer may have a call of their own
+FEW = 16  # numbers of rows that are tried: among many different prompts there would be too many
 WHOLE = 128  # rows from which on a text that is read from its start has a call of its own
 
 
@@ -155,15 +157,14 @@ def _apart(members: list[_Member]) -> list[list[_Member]]:
     price = _price(members)
     if price - sum((READING + m.rows) * m.keys for m in members) <= 2 * CALL:
         return [members]  # nothing is to be saved, as mostly
-    two = min(_halves(members), key=lambda two: sum(map(_price, two)), default=None)
-    if two is None or sum(map(_price, two)) >= price:
-        return [members]
-    return [*_apart(two[0]), *_apart(two[1])]
+    splits = [(_price(some) + _price(others), some, others) for some, others in _splits(members)]
+    best, some, others = min(splits, key=itemgetter(0), default=(price, members, []))
+    return [*_apart(some), *_apart(others)] if best < price else [members]
 
 
-def _halves(members: list[_Member]) -> Iterator[tuple[list[_Member], list[_Member]]]:
+def _splits(members: list[_Member]) -> Iterator[tuple[list[_Member], list[_Member]]]:
     """By their rows, and by their keys."""
-    for rows in sorted({m.rows for m in members})[:-1]:
+    for rows in _few({m.rows for m in members})[:-1]:
         yield [m for m in members if m.rows <= rows], [m for m in members if m.rows > rows]
     longest = max(m.keys for m in members)
     for share in SHORTER:
@@ -180,14 +181,25 @@ def _price(members: list[_Member]) -> int:
 
 def _cheapest(lengths: Mapping[int, int]) -> tuple[int, int]:
     """For so many segments of each length, in one call: the queries that they take for each key,
-    reading it among them, where none of their parts is longer than is best; and that length. One
-    large tree among small ones would have these padded to its own size, where a few short parts
-    only read their keys again."""
-    candidates = {-(-length // parts) for length in lengths for parts in (1, 2)}
+    reading it among them, where none of their parts is longer than is best; and that length, one
+    of theirs or half of one. One large tree among small ones would have these padded to its own
+    size, where a few short parts only read their keys again."""
+    longest = _few({_parts(length, n) for length in lengths for n in (1, 2)})
     return min(
-        (sum(n * -(-length // most) for length, n in lengths.items()) * (READING + most), most)
-        for most in candidates
+        (sum(n * _parts(length, most) for length, n in lengths.items()) * (READING + most), most)
+        for most in longest
     )
+
+
+def _parts(rows: int, most: int) -> int:
+    """Of so many rows, with at most so many in each."""
+    return -(-rows // most)
+
+
+def _few(numbers: set[int]) -> list[int]:
+    """Of these, ascending, the largest among them."""
+    ordered = sorted(numbers)
+    return ordered[:: -_parts(len(ordered), FEW)][::-1]
 
 
 def _whole_text(first_row: int, segment: Segment) -> Group:
@@ -199,17 +211,16 @@ def _whole_text(first_row: int, segment: Segment) -> Group:
 
 def _pad_group(members: list[_Member]) -> Group:
     _, most = _cheapest(Counter(m.rows for m in members))
-    count = sum(-(-m.rows // most) for m in members)
-    queries = min(most, max(m.rows for m in members))
+    count = sum(_parts(m.rows, most) for m in members)
     keys = max(m.keys for m in members)
     # numpy: so many operations on short arrays cost what their calls cost, several times less here.
-    rows = np.zeros((count, queries), dtype=np.int64)
-    real = np.zeros((count, queries), dtype=np.bool_)
+    rows = np.zeros((count, most), dtype=np.int64)
+    real = np.zeros((count, most), dtype=np.bool_)
     slots = np.zeros((count, keys), dtype=np.int64)
     # Padding queries see the first key: a row that sees nothing would be NaN.
-    visible = np.zeros((count, queries, keys), dtype=np.bool_)
+    visible = np.zeros((count, most, keys), dtype=np.bool_)
     visible[:, :, 0] = True
-    query_positions = np.zeros((count, queries), dtype=np.int64)
+    query_positions = np.zeros((count, most), dtype=np.int64)
     key_positions = np.zeros((count, keys), dtype=np.int64)
     part = 0
     for segment, first_row, length, _ in members:

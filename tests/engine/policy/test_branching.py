@@ -140,22 +140,59 @@ def test_a_request_is_promised_no_more_than_it_has_room_for() -> None:
     assert max(large.gains) > max(small.gains)
 
 
+class Beside:
+    """Three texts: of the second and the third something is proposed, and the third one's prompt
+    must be read before it can be drafted for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.replay = Replay([Ranked])
+        self.replay.run(1, 50)
+        [self.drafter] = self.replay.members
+        self.batch = [Request(name, [1], SamplingParams(), seed=0) for name in "abc"]
+        backlogs = dict(zip(self.batch, (0, 4, 400), strict=True))
+        monkeypatch.setattr(self.drafter, "backlog", backlogs.__getitem__)
+
+    def gains(self, found: float, promised: float | None = None) -> list[list[float]]:
+        """Per text: the tokens expected of a draft of each size."""
+        budget = dict.fromkeys(self.batch, 8)
+        without = dict(zip(self.batch, (0.0, found, found), strict=True))
+        easy = None if promised is None else dict.fromkeys(self.batch, promised)
+        _, outlooks = prospects(
+            self.replay.policy, self.drafter, self.batch, budget, without, {}, easy
+        )
+        return [list(outlook.gains) for outlook in outlooks]
+
+
 def test_beside_another_draft_one_counts_where_that_misses_unless_it_must_read_a_prompt_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    replay = Replay([Ranked])
-    replay.run(1, 50)
-    [drafter] = replay.members
-    one, two, three = (Request(name, [1], SamplingParams(), seed=0) for name in "abc")
-    monkeypatch.setattr(drafter, "backlog", {one: 0, two: 4, three: 400}.__getitem__)
-    batch, budget = [one, two, three], dict.fromkeys([one, two, three], 8)
-
-    def expected(found: float) -> list[float]:
-        without = {one: 0.0, two: found, three: found}
-        _, outlooks = prospects(replay.policy, drafter, batch, budget, without, {})
-        return [max(outlook.gains) for outlook in outlooks]
-
-    alone, beside, unread = expected(0.5)
+    three = Beside(monkeypatch)
+    alone, beside, unread = map(max, three.gains(0.5))
     assert max(alone, 0.5) < beside < alone + 0.5
     assert unread == alone
-    assert 5.0 < expected(5.0)[1] < 5.2
+    assert 5.0 < max(three.gains(5.0)[1]) < 5.2
+
+
+def test_more_is_expected_where_lookups_promise_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    three = Beside(monkeypatch)
+    unread = [three.gains(found)[2] for found in (0.0, 0.5, 1.5)]
+    assert unread[0] == unread[1]
+    assert min(unread[2]) > min(unread[1])
+    assert three.gains(0.0, promised=1.5)[2] == unread[2]  # though nothing stands beside it
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("divisible", False),
+        ("following", object()),
+        ("config", DraftConfig("ranked", None, "traversal")),
+    ],
+)
+def test_who_is_checked_alone_joins_nobody(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    three = Beside(monkeypatch)
+    assert three.gains(0.5)[1] != three.gains(0.5)[0]
+    monkeypatch.setattr(three.drafter, name, value)
+    assert three.gains(0.5)[1] == three.gains(0.5)[0]

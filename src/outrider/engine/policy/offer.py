@@ -15,8 +15,10 @@ ENOUGH = 3  # drafts for a text, to say how it goes with them
 class Outlook(NamedTuple):
     """One request, as far as it matters here."""
 
-    gains: Sequence[float] | np.ndarray  # tokens expected of a draft of each size on offer
-    without: float  # tokens expected from what is proposed for it already
+    # Tokens expected with a draft of each size on offer: of the draft, or of both where it joins
+    # what is proposed for it already;
+    gains: Sequence[float] | np.ndarray
+    without: float  # of that alone
     room: int  # nodes that it may have
     proposed: int = 0  # nodes of that, in whose place the draft would come
     seen: int = ENOUGH  # drafts of this drafter for it
