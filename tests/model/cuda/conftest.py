@@ -19,13 +19,20 @@ def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def products_like_those_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter multiplies by NumPy. On some processors its library adds up an element in
     another order at the edge of a block than inside it, so that a row's place shows in its bits; in
-    a GPU's block of products all elements are alike."""
+    a GPU's block of products all elements are alike. And it takes bfloat16 for integers."""
     if torch.cuda.is_available():
         return
+    from triton import language
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+    def numbers(x: Any) -> np.ndarray:
+        if x.dtype.scalar == language.bfloat16:  # of which the interpreter keeps the bits
+            return (x.data.astype(np.uint32) << 16).view(np.float32)
+        return x.data
+
     def create_dot(_: Any, a: Any, b: Any, added: Any, *__: Any) -> Any:
-        left, right = (x.data.astype(added.data.dtype) for x in (a, b))  # [..., m, k], [..., k, n]
+        # [..., m, k], [..., k, n]
+        left, right = (numbers(x).astype(added.data.dtype) for x in (a, b))
         product = (left[..., :, :, np.newaxis] * right[..., np.newaxis, :, :]).sum(axis=-2)
         return TensorHandle(product + added.data, added.dtype.scalar)
 

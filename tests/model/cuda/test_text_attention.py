@@ -91,8 +91,6 @@ def test_windows_caps_and_sinks(options: Options) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_low_precision(dtype: torch.dtype) -> None:
-    if DEVICE.type == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter multiplies the bits of bfloat16 as integers")
     check([(90, 30), (0, 40)], heads=12, size=64, dtype=dtype)
 
 
