@@ -1,8 +1,6 @@
 """What is measured at start, and what is kept of it."""
 
-import json
 from array import array
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,7 @@ from tests.tiny import make_tiny
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
 from outrider.engine.policy import calibration
-from outrider.engine.policy.cost import (
-    Crowd,
-    Measured,
-)
+from outrider.engine.policy.cost import Crowd, Measured
 from outrider.model.loading import load_model
 from outrider.model.runner import SCRAP, Runner
 
@@ -28,45 +23,81 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "calibration"
 
 
-def test_calibration_is_kept_and_found_again(
-    models: Models, cache: Path, monkeypatch: pytest.MonkeyPatch
+class Stopwatch:
+    """Passes take what `times` says, in order; and how many rounds each start has looked at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rounds: list[int] = []
+        self.times = 1.0  # of all passes, in milliseconds for each row
+        self.odd: dict[int, float] = {}  # of single ones, as a factor
+        monkeypatch.setattr(calibration, "measure", self.measure)
+
+    def measure(self, runner: Any, passes: Any, slots: Any, rounds: int) -> list[float]:
+        self.rounds.append(rounds)
+        return [
+            0.001 * self.times * sum(rows) * self.odd.get(number, 1.0)
+            for number, (rows, _) in enumerate(passes.values())
+        ]
+
+
+@pytest.fixture
+def stopwatch(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
+    return Stopwatch(monkeypatch)
+
+
+def test_calibration_is_kept_and_looked_at_until_nothing_is_faster(
+    models: Models, cache: Path, stopwatch: Stopwatch
 ) -> None:
-    measured: list[Measured] = []
-    measure = calibration.measure
+    def start() -> Measured:
+        return make_llm(models.target, "ngram").engine.policy.cost.measured
 
-    steady = [True]
-
-    def counted(*args: Any) -> tuple[Measured, bool]:
-        measured.append(measure(*args)[0])
-        return measured[-1], steady[0]
-
-    monkeypatch.setattr(calibration, "measure", counted)
-    first = make_llm(models.target, "ngram")
-    assert len(measured) == 1
-    assert len(measured[0].rows) >= 3
-    assert all(seconds > 0 for seconds in measured[0].seconds)
-    first.engine.kv.check()
-    again = make_llm(models.target, "ngram")
-    assert len(measured) == 1
-    assert again.engine.policy.cost.measured == measured[0]
+    first = start()
     make_llm(models.target, {"method": "ngram", "num_speculative_tokens": 3})  # needs none
-    assert len(measured) == 1
+    assert stopwatch.rounds == [calibration.ROUNDS]
+    assert len(first.rows) >= 3
+    few = [calibration.MORE_ROUNDS]
+    stopwatch.times = 0.99  # hardly faster
+    starts = [start() for _ in range(5)]
+    assert stopwatch.rounds == [calibration.ROUNDS, *few * calibration.SETTLED]
+    assert starts[-1] == starts[0] != first  # though little, it is known better
     (file,) = cache.glob("*.json")
     file.write_text("broken")
-    make_llm(models.target, "ngram")
-    assert len(measured) == 2
-    assert json.loads(file.read_text()) == asdict(measured[1])
-    file.unlink()
-    steady[0] = False  # what a busy machine shows is used, but not kept
-    busy = make_llm(models.target, "ngram")
-    assert busy.engine.policy.cost.measured == measured[2]
-    assert not file.exists()
+    start()
+    assert stopwatch.rounds[4:] == [calibration.ROUNDS]
 
 
-def test_another_precision_is_another_calibration(
-    models: Models, cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_fastest_pass_of_all_starts_counts(
+    models: Models, cache: Path, stopwatch: Stopwatch
 ) -> None:
-    monkeypatch.setattr(calibration, "STEADY", 1e9)  # whatever else this machine does
+    """What disturbs a start disturbs some passes and spares others, and looking goes on."""
+
+    def start(times: float, odd: dict[int, float]) -> Measured:
+        stopwatch.times, stopwatch.odd = times, odd
+        return make_llm(models.target, "ngram").engine.policy.cost.measured
+
+    start(1.0, {2: 3.0})
+    start(1.0, {1: 2.0, 2: 3.0})
+    second = start(1.4, {2: 0.5})
+    milliseconds = [1000 * seconds for seconds in second.seconds[:4]]
+    assert milliseconds == pytest.approx([1.0, 2.0, 3 * 1.4 * 0.5, 4.0])
+    for _ in range(calibration.SETTLED + 2):
+        start(1.5, {})
+    more = 1 + 1 + calibration.SETTLED  # after the first; the one that was faster starts anew
+    assert stopwatch.rounds == [calibration.ROUNDS] + [calibration.MORE_ROUNDS] * more
+
+
+def test_of_all_rounds_the_fastest_pass_counts(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = iter([9.0, 8.0, 1.0, 3.0, 2.0, 2.0])
+    monkeypatch.setattr(calibration, "_timed", lambda runner, segments: next(took))
+    runner: Any = None
+    passes: Any = {1: ([1], 4), 2: ([2], 4)}
+    slots = array("q", range(1, 20))
+    assert calibration.measure(runner, passes, slots, 3) == [1.0, 2.0]
+
+
+def test_another_precision_is_another_calibration(models: Models, cache: Path) -> None:
     make_llm(models.target, "ngram")
     make_llm(models.target, "ngram", dtype="bfloat16")
     assert len(list(cache.glob("*.json"))) == 2
@@ -101,10 +132,9 @@ def test_a_small_pool_is_calibrated_with_what_there_is(models: Models, cache: Pa
 
 
 def test_a_pool_that_is_in_use_is_calibrated_like_one_that_is_not(
-    models: Models, cache: Path, monkeypatch: pytest.MonkeyPatch
+    models: Models, cache: Path
 ) -> None:
     """A request may ask for a drafter that wants to know what passes take, when none is free."""
-    monkeypatch.setattr(calibration, "STEADY", 1e9)  # whatever else this machine does
     llm = make_llm(models.target, None, kv_cache_tokens=24)
     engine = llm.engine
     hoarder = Request("hoarder", [5], SamplingParams(), seed=0)
@@ -121,10 +151,9 @@ def test_a_pool_that_is_in_use_is_calibrated_like_one_that_is_not(
 
 
 def test_crowds_are_measured_where_slots_suffice(
-    models: Models, cache: Path, monkeypatch: pytest.MonkeyPatch
+    models: Models, cache: Path, stopwatch: Stopwatch
 ) -> None:
     """And what a small pool has shown is not taken for all that can be known."""
-    monkeypatch.setattr(calibration, "STEADY", 1e9)  # whatever else this machine does
 
     def crowds(slots: int, **options: Any) -> list[Crowd]:
         llm = make_llm(models.target, "ngram", kv_cache_tokens=slots, **options)
@@ -152,8 +181,10 @@ def test_calibration_stays_within_the_positions_a_model_has(tmp_path: Path) -> N
     """GPT-2 looks its positions up: beyond the last, a GPU's pass would be the process's last."""
     runner = Runner(load_model(str(make_tiny("gpt2", tmp_path)), dtype="float32", device="cpu"))
     runner.allocate(2000)
-    measured, _ = calibration.measure(runner, array("q", range(1, 2001)), 64)
-    assert measured.context < 512
+    slots = array("q", range(1, 2001))
+    passes = calibration._passes(runner, slots, 64)
+    assert all(max(rows) + context <= 512 for rows, context in passes.values())
+    assert len(calibration.measure(runner, passes, slots, 1)) == len(passes)
 
 
 @pytest.mark.parametrize("ahead", [True, False])

@@ -1,15 +1,19 @@
-"""Seconds at start, once per model, device and version: what passes cost here."""
+"""Seconds at start, kept per model, device and version: what passes cost here.
+
+A machine that others use as well shows what a pass takes only now and then. So the next starts
+look again, for about a second each, and of every pass the fastest of all starts counts: it was
+disturbed least. Once a few starts in a row have found nothing faster, no more is looked.
+"""
 
 import hashlib
 import json
 import logging
 import os
 from array import array
-from dataclasses import asdict
+from math import inf
 from pathlib import Path
-from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import transformers
@@ -25,7 +29,7 @@ from outrider.sampling.choose import highest
 
 log = logging.getLogger(__name__)
 
-FORMAT = 6  # raised when the way of measuring changes
+FORMAT = 7  # raised when the way of measuring changes
 ROWS = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64, 68, 96)  # or as many as passes over these have
 CONTEXT = 256
 LONG_CONTEXT = 1024
@@ -33,59 +37,60 @@ SEQUENCES = 8
 # Texts, and rows of all of them. On a GPU, where each size would be captured at start, and in
 # blocks of a fixed size rows cost the same whosever they are.
 CROWDS = ((8, (8, 16, 24, 32, 48, 64)), (32, (32, 48, 64, 96)))
-REPEATS = 8
+ROUNDS = 9  # over all passes at first; the very first one warms up,
+MORE_ROUNDS = 2  # and at later starts, until
+SETTLED = 3  # in a row have found no pass
+FASTER = 0.97  # of what it took
 IN_A_ROW = 6  # passes on a GPU, which do not wait for the host between them: nor do they later
-STEADY = 1.5  # the median pass over the fastest one, on a machine with nothing else to do
 SLOTS = max(texts * CONTEXT + rows[-1] for texts, rows in CROWDS)  # that measuring likes to have
 
 # By a name, rows of one text, or texts and rows: the rows of each text, and the context of all.
 Passes = dict[str | int | tuple[int, int], tuple[list[int], int]]
 
 
+class Kept(NamedTuple):
+    """What the cache holds."""
+
+    seconds: list[float]  # of the passes, in their order
+    settled: int  # starts in a row that have found nothing faster
+
+
 def calibrate(runner: Runner, slots: array, most: int) -> Measured:
-    """From the cache, or measured now; what the slots hold is overwritten. `most`: texts that a
+    """From the cache and measured now; what the slots hold is overwritten. `most`: texts that a
     pass may have."""
-    file = _file(runner, _passes(runner, slots, most))
-    try:
-        found = json.loads(file.read_text())
-        found["crowds"] = [Crowd(**crowd) for crowd in found["crowds"]]
-        return Measured(**found)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass  # never measured, or a file of another kind: measuring replaces it
-    measured, steady = measure(runner, slots, most)
-    if SCRAP in slots:
-        return measured  # good enough for now: keys that are read again and again are read quickly
-    if not steady:
-        log.info("the machine was busy: what passes cost is measured again next time")
-        return measured
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(asdict(measured)))
-        partial.replace(file)
-    except OSError as error:
-        log.info("the calibration could not be kept: %s", error)
-    return measured
+    passes = _passes(runner, slots, most)
+    file = _file(runner, passes)
+    kept = _read(file)
+    if kept is None or len(kept.seconds) != len(passes):
+        seconds, settled = measure(runner, passes, slots, ROUNDS), 0
+    elif kept.settled == SETTLED:
+        return _measured(passes, kept.seconds)
+    else:
+        now = measure(runner, passes, slots, MORE_ROUNDS)
+        seconds = list(map(min, now, kept.seconds))
+        faster = any(new < FASTER * old for new, old in zip(now, kept.seconds))
+        settled = 0 if faster else kept.settled + 1
+    if SCRAP not in slots:  # else good enough for now: keys that are read again are read quickly
+        _write(file, Kept(seconds, settled))
+    return _measured(passes, seconds)
 
 
-def measure(runner: Runner, slots: array, most: int) -> tuple[Measured, bool]:
-    """Rounds over all shapes, so that a machine that is busy for a moment slows down all alike; and
-    whether it was quiet enough to rely on them. Of each shape the fastest pass counts: it was
-    disturbed least."""
-    shapes = _passes(runner, slots, most)
-    many, context, longer = len(shapes["many"][0]), shapes["many"][1], shapes["long"][1]
-    passes = {name: _segments(sizes, before, slots) for name, (sizes, before) in shapes.items()}
-    times: dict[Any, list[float]] = {name: [] for name in passes}
-    for repeat in range(1 + REPEATS):
-        for name, segments in passes.items():
-            seconds = _timed(runner, segments)
-            if repeat:  # the first round warms up
-                times[name].append(seconds)
-    known = {name: min(values) for name, values in times.items()}
-    steady = all(median(values) < STEADY * min(values) for values in times.values())
+def measure(runner: Runner, passes: Passes, slots: array, rounds: int) -> list[float]:
+    """Seconds of each, the fastest time. In rounds over all, so that a machine that is busy for a
+    moment slows down all alike."""
+    segments = [_segments(sizes, before, slots) for sizes, before in passes.values()]
+    fastest = [inf] * len(passes)
+    for _ in range(rounds):
+        fastest = [min(known, _timed(runner, own)) for known, own in zip(fastest, segments)]
+    return fastest
+
+
+def _measured(passes: Passes, seconds: list[float]) -> Measured:
+    known = dict(zip(passes, seconds, strict=True))
+    many, context, longer = len(passes["many"][0]), passes["many"][1], passes["long"][1]
     rows = sorted(name for name in known if isinstance(name, int))
     alike = max((n for n in rows if n <= many), default=1)  # rows of one sequence, for comparison
-    measured = Measured(
+    return Measured(
         rows=rows,
         seconds=[known[n] for n in rows],
         context=context,
@@ -97,7 +102,24 @@ def measure(runner: Runner, slots: array, most: int) -> tuple[Measured, bool]:
             if (fitting := [total for total in totals if (texts, total) in known])
         ],
     )
-    return measured, steady
+
+
+def _read(file: Path) -> Kept | None:
+    try:
+        kept = Kept(**json.loads(file.read_text()))
+        return Kept([float(seconds) for seconds in kept.seconds], int(kept.settled))
+    except (OSError, ValueError, TypeError):
+        return None  # never measured, or a file of another kind, which is replaced
+
+
+def _write(file: Path, kept: Kept) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(kept._asdict()))
+        partial.replace(file)
+    except OSError as error:
+        log.info("the calibration could not be kept: %s", error)
 
 
 def _passes(runner: Runner, slots: array, most: int) -> Passes:
