@@ -1,6 +1,7 @@
 """Drafting with a head that continues the target's own hidden states, token by token."""
 
 from array import array
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -15,7 +16,13 @@ from outrider.drafters.entries import Entries
 from outrider.drafters.growth import Draft
 from outrider.drafters.level import level_rows
 from outrider.drafters.loop_text import Shape, Text, unreadable
-from outrider.drafters.slot_memory import SlotMemory, attention_of, bytes_per_slot, pass_over
+from outrider.drafters.slot_memory import (
+    SlotMemory,
+    attention_of,
+    bytes_per_slot,
+    pass_over,
+    pass_over_ends,
+)
 from outrider.drafters.trained import TrainedDrafter
 from outrider.heads.head import RecurrentHead
 from outrider.model.attention import BACKENDS, Pass
@@ -30,6 +37,14 @@ if TYPE_CHECKING:
     from outrider.model.cuda.slot_table import SlotTable
 
 CATCH_UP_ROWS, GPU_CATCH_UP_ROWS = 512, 2048  # of one catch-up pass: bounds its memory
+
+
+class Inputs(NamedTuple):
+    """What the head reads, filled up with rows of nobody."""
+
+    features: Tensor  # [rows, hidden size]
+    tokens: Tensor  # [rows]
+    positions: Tensor  # [rows]
 
 
 class Rows(NamedTuple):
@@ -94,7 +109,7 @@ class FeatureDrafter(TrainedDrafter):
                     room -= until - start
                     missing[i] = (request, until, end)
             states = self._read_rows(parts)
-            last |= {part.request: rows[-1] for part, rows in zip(parts, states, strict=True)}
+            last |= {part.request: state for part, state in zip(parts, states, strict=True)}
         return last
 
     def _catch_up(self, ends: list[tuple[Request, int]]) -> None:
@@ -108,15 +123,21 @@ class FeatureDrafter(TrainedDrafter):
                 left.append((request, end))
         self._read_up_to(left)
 
-    def _read_rows(self, parts: list[Rows]) -> tuple[Tensor, ...]:
-        """The head's states [rows, hidden size] of each part."""
+    def _read_rows(self, parts: list[Rows]) -> Tensor:
+        """The head's state after each part: [parts, hidden size]."""
         segments = [part.segment for part in parts]
         before = torch.tensor([slot for part in parts for slot in part.before])
         features = self.features.at(before.to(self.device)).to(self.dtype)
-        states = self._forward(segments, features)
+        states = self._after(segments, features)
         for segment in segments:
             self.entries.write(segment.slots)
-        return states.split([len(segment) for segment in segments])
+        return states
+
+    def _after(self, segments: list[Segment], features: Tensor) -> Tensor:
+        """The head's state after each segment [segments, hidden size]; features [rows, hidden
+        size]."""
+        ends = [end - 1 for end in accumulate(map(len, segments))]
+        return self._forward(segments, features)[ends]
 
     # ---- drafting ----
 
@@ -140,13 +161,18 @@ class FeatureDrafter(TrainedDrafter):
     @sdpa_kernel(BACKENDS)
     def _forward(self, segments: list[Segment], features: Tensor) -> Tensor:
         """The head's states [rows, hidden size]; features [rows, hidden size]."""
+        rows, inputs = len(features), self._inputs(segments, features)
+        step = pass_over(segments, self.device, len(inputs.tokens) - rows)
+        return self.run(step, *inputs)[:rows]
+
+    def _inputs(self, segments: list[Segment], features: Tensor) -> Inputs:
+        """features [rows, hidden size]."""
         tokens = [token for segment in segments for token in segment.tokens]
         positions = [position for segment in segments for position in segment.positions]
         beyond = self._beyond("states", len(tokens))
         numbers = torch.tensor([tokens, positions], device=self.device)  # [2, rows]
         numbers, features = pad(numbers, (0, beyond)), pad(features, (0, 0, 0, beyond))
-        step = pass_over(segments, self.device, beyond)
-        return self.run(step, features, numbers[0], numbers[1])[: len(tokens)]
+        return Inputs(features, numbers[0], numbers[1])
 
     def _beyond(self, what: str, rows: int) -> int:
         """Rows of nobody that products over these are filled up with, and notes their number."""
@@ -214,6 +240,20 @@ class RecurrentDrafter(FeatureDrafter):
 
     def run(self, step: Pass, features: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
         return self.head(features, tokens, positions, self.memory.attend(step))
+
+    @sdpa_kernel(BACKENDS)
+    def _after(self, segments: list[Segment], features: Tensor) -> Tensor:
+        """Of the rows between, the last layer's keys and values are wanted and nothing else: that
+        is a quarter of the work where it is the only one."""
+        inputs, count = self._inputs(segments, features), len(segments)
+        beyond = len(inputs.tokens) - len(features)
+        ends = [end - 1 for end in accumulate(map(len, segments))]
+        ends += [0] * self._beyond("ends", count)
+        last = pass_over_ends(segments, self.device, beyond, len(ends))
+        step = last if self._layers == 1 else pass_over(segments, self.device, beyond)
+        wanted = torch.tensor(ends, device=self.device)
+        states: Tensor = self.head(*inputs, self.memory.attend(step, last), wanted)
+        return states[:count]
 
     @property
     def loop_shape(self) -> Shape:

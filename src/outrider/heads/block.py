@@ -19,6 +19,11 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [..., rows, size] each
 
 
+def taken(x: Tensor, wanted: Tensor | None) -> Tensor:
+    """Of x [..., rows, size] the `wanted` rows [n]; None: all of them."""
+    return x if wanted is None else x.index_select(-2, wanted)
+
+
 class RmsNorm(nn.Module):
     """One kernel on a GPU, where Llama's own module takes six: a draft is a row of small ones."""
 
@@ -86,10 +91,13 @@ class Attention(nn.Module):
         keys = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.size)))
         return rotate(keys, rotation), self.v_proj(x).unflatten(-1, (-1, self.size))
 
-    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        """x [..., rows, inputs] -> [..., rows, hidden size]."""
+    def forward(
+        self, x: Tensor, rotation: Rotation, attend: Attend, wanted: Tensor | None = None
+    ) -> Tensor:
+        """x [..., rows, inputs] -> [..., rows, hidden size], or of the `wanted` rows alone."""
         keys, values = self.keys_and_values(x, rotation)
-        mixed = attend(self.index, self.query(x, rotation), keys, values)
+        angles = (taken(rotation[0], wanted), taken(rotation[1], wanted))
+        mixed = attend(self.index, self.query(taken(x, wanted), angles), keys, values)
         out: Tensor = self.o_proj(mixed.flatten(-2))
         return out
 
@@ -122,8 +130,11 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = norm_of(config) if input_norm else nn.Identity()
         self.post_attention_layernorm = norm_of(config)
 
-    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        """x [..., rows, hidden size] -> the same."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, attend)
-        mixed: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return mixed
+    def forward(
+        self, x: Tensor, rotation: Rotation, attend: Attend, wanted: Tensor | None = None
+    ) -> Tensor:
+        """x [..., rows, hidden size] -> the same, or of the `wanted` rows alone."""
+        mixed = self.self_attn(self.input_layernorm(x), rotation, attend, wanted)
+        x = taken(x, wanted) + mixed
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out

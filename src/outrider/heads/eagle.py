@@ -28,13 +28,18 @@ class Eagle(RecurrentHead):
             self.embed_tokens = nn.Embedding(own_embedding, width)
 
     def forward(
-        self, features: Tensor, tokens: Tensor, positions: Tensor, attend: Attend
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         embedded = self.embed(tokens)
         rotation = self.rotary(embedded, positions)
         x: Tensor = self.fc(torch.cat([embedded, features], -1))
         for layer in self.layers:
-            x = layer(x, rotation, attend)
+            x = layer(x, rotation, attend, wanted if layer is self.layers[-1] else None)
         return x
 
     def logits(self, states: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.heads.block import Attend, Attention, DecoderLayer, Mlp, Rotation, norm_of
+from outrider.heads.block import Attend, Attention, DecoderLayer, Mlp, Rotation, norm_of, taken
 from outrider.heads.head import RecurrentHead
 
 
@@ -42,13 +42,19 @@ class FirstLayer(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(
-        self, embedded: Tensor, features: Tensor, rotation: Rotation, attend: Attend
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        rotation: Rotation,
+        attend: Attend,
+        wanted: Tensor | None = None,
     ) -> Tensor:
-        """embedded and features [..., rows, hidden size] -> the same."""
+        """embedded and features [..., rows, hidden size] -> the same, or of the `wanted` rows
+        alone."""
         normed = self.hidden_norm(features)
         both = torch.cat([self.input_layernorm(embedded), normed], -1)
         residual = normed if self.norm_before_residual else features
-        x = residual + self.self_attn(both, rotation, attend)
+        x = taken(residual, wanted) + self.self_attn(both, rotation, attend, wanted)
         mixed: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return mixed
 
@@ -88,14 +94,19 @@ class Eagle3(RecurrentHead):
         return projected
 
     def forward(
-        self, features: Tensor, tokens: Tensor, positions: Tensor, attend: Attend
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         embedded = self.embed(tokens)
         rotation = self.rotary(embedded, positions)
         first, *more = self.layers
-        x: Tensor = first(embedded, features, rotation, attend)
+        x: Tensor = first(embedded, features, rotation, attend, None if more else wanted)
         for layer in more:
-            x = layer(x, rotation, attend)
+            x = layer(x, rotation, attend, wanted if layer is more[-1] else None)
         return self.norm(x) if self.options.norm_output else x
 
     def logits(self, states: Tensor) -> Tensor:

@@ -91,10 +91,16 @@ class RecurrentHead(Head):
     layers: nn.ModuleList
 
     def forward(
-        self, features: Tensor, tokens: Tensor, positions: Tensor, attend: Attend
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """States [..., rows, hidden size] after `tokens` [..., rows], each read together with the
-        feature [..., rows, hidden size] of the token before it."""
+        feature [..., rows, hidden size] of the token before it. Of the rows that are not `wanted`
+        [n] the last layer leaves keys and values alone."""
         raise NotImplementedError
 
     def logits(self, states: Tensor) -> Tensor:

@@ -65,6 +65,7 @@ class Pass:
     invariant: bool = False  # results must not depend on the shapes of other rows
     recorded: list[LayerCall] | None = field(default=None)  # a pass that only looks at shapes
     kernel: Kernel | None = None  # attends instead of the code here
+    queries: int | None = None  # rows that attend, where others are only written; None: all do
 
     def attend(self, query: Tensor, memory: LayerKV, scale: float, asked: Asked) -> Tensor:
         """query [rows, heads, head size] -> [rows, heads, value head size]."""
@@ -102,7 +103,12 @@ class Pass:
         """A single group's rows are those of the pass, in that order, and there are no others."""
         if len(self.groups) > 1 or self.groups[0].padded:
             return False
-        return self.groups[0].rows.numel() == len(self.write_slots)
+        return self.groups[0].rows.numel() == self._count
+
+    @cached_property
+    def _count(self) -> int:
+        """Of rows that attend."""
+        return len(self.write_slots) if self.queries is None else self.queries
 
     @cached_property
     def _taken(self) -> Tensor:
@@ -111,8 +117,9 @@ class Pass:
 
     @cached_property
     def _back(self) -> Tensor:
-        """Where among those each row of the pass is: [rows]; those of nobody are the first."""
-        back, first = torch.zeros_like(self.write_slots, dtype=torch.int64), 0
+        """Where among those each row that attends is: [rows]; those of nobody are the first."""
+        device = self.write_slots.device
+        back, first = torch.zeros(self._count, dtype=torch.int64, device=device), 0
         for group in self.groups:
             back[group.real_rows] = first + group.real
             first += group.rows.numel()

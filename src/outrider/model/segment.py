@@ -50,6 +50,12 @@ class Segment:
         return len(self.tokens)
 
     @property
+    def end(self) -> "Segment":
+        """The last row of a chain, alone."""
+        before = self.context + self.slots[:-1]
+        return Segment.chain(self.tokens[-1:], self.slots[-1:], before, logits_from=0)
+
+    @property
     def positions(self) -> list[int]:
         return [len(self.context) + depth - 1 for depth in depths_of(self.parents)]
 
