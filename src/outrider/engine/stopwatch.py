@@ -9,7 +9,8 @@ from outrider.engine.policy.proof import SETTLED
 from outrider.engine.scheduler import Work
 from outrider.model.runner import Runner
 
-SELDOM = 8  # passes without drafts on a GPU, of which one is learned from: they are all alike
+SELDOM = 8  # passes without drafts, of which one is learned from: they are all alike
+NEAR = 4  # passes on a CPU after one with drafts, which tell what that would have taken without
 HURRIED = 0.05  # of a step: who waits less for the device than that keeps it waiting
 
 
@@ -84,9 +85,13 @@ class Stopwatch:
                 timing = policy.following[launched.leader.name]
                 timing.learn(max(0.0, drafting), sum(n > 0 for n in lengths), max(lengths))
                 continue
-            self._plain += rows == base.rows
-            if self.runner.runs_ahead and rows == base.rows and self._plain % SELDOM:
-                continue  # where the host is the slower one, that would take a part of the pass
+            plain = rows == base.rows
+            self._plain += plain
+            # Learning takes a hundredth of a small model's pass, and on a GPU, where the host is
+            # the slower one, would take a part of the next.
+            alike = self.runner.runs_ahead or self._settled > NEAR
+            if plain and alike and self._plain % SELDOM:
+                continue
             policy.cost.learn(rows, base.sequences, base.keys, took)
             if self.runner.runs_ahead and rows > base.rows and waited is not None:
                 policy.waited.learn(waited, base.writers)

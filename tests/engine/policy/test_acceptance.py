@@ -80,6 +80,23 @@ def test_a_request_departs_from_its_drafters_record_and_newcomers_do_not() -> No
     assert in_odds(0.5, Record().odds) == 0.5
 
 
+def test_who_is_seldom_right_at_first_is_not_hoped_for_with_second_guesses() -> None:
+    """One that may make a single guess shows nothing of others: their sum kept it at work."""
+    tree, none = described([4]), np.ones(1)
+
+    def later(track: Track) -> float:
+        return float(track.outlooks([tree], none)[0][0, 1:].sum())
+
+    hopeless = Track()
+    for _ in range(100):
+        hopeless.learn_level(1, [False])
+    assert later(hopeless) < 0.2 * later(Track())
+    seen = Track()
+    for _ in range(100):
+        seen.learn_level(1, [False, True, False, False])
+    assert later(seen) > 0.9  # what was seen of them counts nevertheless
+
+
 def test_only_nodes_that_were_reached_teach() -> None:
     """After the first miss nothing is known of what lies below."""
     track, record = Track(), Record()

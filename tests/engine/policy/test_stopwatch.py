@@ -98,16 +98,21 @@ def test_the_shortest_of_the_first_waits_counts_and_none_before_them() -> None:
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_on_a_gpu_few_passes_without_drafts_are_learned_from(
+def test_of_many_passes_without_drafts_few_are_learned_from(
     monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
+    """But on a CPU all of those that come soon after drafts: they are compared with these."""
     policy, runner, clock = make()
     runner.runs_ahead = ahead
-    for second in range(2 * stopwatch.SELDOM):
+    near = stopwatch.NEAR
+    for second, nodes in enumerate([1, *[0] * (near + 2 * stopwatch.SELDOM)]):
         monkeypatch.setattr(stopwatch, "perf_counter", lambda now=second: now)
-        clock.landed(Launched([step_of(1)], [TokenTree.empty()], FLIGHT, float(second)))
+        tree = TokenTree.chain([5] * nodes, "d")
+        clock.landed(Launched([step_of(1)], [tree], FLIGHT, float(second)))
         clock.teach()
-    assert len(policy.cost) == (2 if ahead else 2 * stopwatch.SELDOM)
+    plain = [said for said in policy.cost if said[0] == 1]
+    assert len(plain) == 2 + (0 if ahead else near)
+    assert len(policy.cost) == len(plain) + 1
 
 
 def test_what_drafts_bring_by_the_clock_is_told_with_what_comes_after_them(

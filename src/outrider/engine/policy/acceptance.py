@@ -140,8 +140,10 @@ class Track:
     def outlooks(self, shapes: list[Shape], odds: np.ndarray) -> list[np.ndarray]:
         """Of trees that are not drafted yet: the chances that the texts of requests run through
         their nodes; odds [requests], by which these depart from others -> [requests, nodes]."""
-        others = [rate.mean(prior) for rate, prior in zip(self.others, OTHERS, strict=True)]
         firsts = _each_depth(self.firsts, self.hope)
+        # Who is seldom right with a first guess is so with a second, of which little was seen.
+        as_hoped = min(1.0, firsts[0] / HOPE)
+        others = [r.mean(as_hoped * prior) for r, prior in zip(self.others, OTHERS, strict=True)]
         logs = np.log(_likely([*firsts, *others], odds))  # [kinds, requests]
         return [np.exp(_kinds(shape) @ logs).T for shape in shapes]
 
