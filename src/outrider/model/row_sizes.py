@@ -9,9 +9,9 @@ with rows of nobody, which write the scrap slot and attend to nothing.
 import torch
 
 EXACT = 16  # rows that a lone text with a tree has: all these sizes come back soon
-MOST = 128  # beyond that, passes read prompts, and preparing is a small part of them
-STEP = 4  # rows, and twice as many for passes of more than
-LARGE = 64
+MOST = 256  # beyond that, passes read prompts, and preparing is a small part of them
+STEP = 4  # rows at least, and
+SHARE = 16  # of the next power of two so large a part
 
 
 def prepares(device: torch.device, dtype: torch.dtype) -> bool:
@@ -23,5 +23,5 @@ def filled_up(rows: int, exact: int = EXACT) -> int:
     """The number of rows that a pass over so many has; as it is up to `exact`."""
     if not exact < rows <= MOST:
         return rows
-    step = STEP if rows <= LARGE else 2 * STEP
+    step = max(STEP, (1 << (rows - 1).bit_length()) // SHARE)
     return -(-rows // step) * step
