@@ -353,6 +353,26 @@ def test_documents_do_not_change_the_text(models: Models, temperature: float) ->
         assert output.grounding is not None
 
 
+def test_who_has_no_documents_is_not_looked_up(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[bool] = set()  # whether it had any
+    looks_up = DocumentsDrafter.propose
+
+    def propose(self: DocumentsDrafter, batch: list[Request], budgets: list[int]) -> Any:
+        asked.update(bool(request.documents) for request in batch)
+        return looks_up(self, batch, budgets)
+
+    monkeypatch.setattr(DocumentsDrafter, "propose", propose)
+    params = [SamplingParams(max_tokens=8, ignore_eos=True, documents=own) for own in ([PARTY], [])]
+    run(make_llm(models.target, {"method": "auto"}), [([5, 6, 7], each) for each in params])
+    assert asked == {True}
+    documents = {"method": "documents", "documents": [MIXED]}
+    config = {"method": "auto", "drafters": ["suffix", documents]}
+    run(make_llm(models.target, config), [([5, 6, 7], params[1])])
+    assert asked == {True, False}
+
+
 def test_documents_of_the_engine_are_for_all(models: Models) -> None:
     llm = make_llm(
         models.target, {"method": "documents", "num_speculative_tokens": 6}, documents=[PARTY]

@@ -111,6 +111,10 @@ class Drafter:
         """How many things calls have built for later ones, as graphs are: such calls take long."""
         return 0
 
+    def serves(self, request: Request) -> bool:
+        """Whether it can ever propose anything for this request, which is new."""
+        return True
+
     # Drafts that begin on the device as soon as the pass has checked the last ones, where the
     # drafter can do that; there once it is bound.
     following: "Following | None" = None

@@ -74,6 +74,9 @@ class DocumentsDrafter(LookupDrafter):
         words = Random(0).choices(["red", "green", "blue", "one", "two", "a"], k=400)
         return {"method": cls.name, "documents": [" ".join(words)]}
 
+    def serves(self, request: Request) -> bool:
+        return bool(self.given or request.documents)
+
     def observe(self, spans: list[Span]) -> None:
         for span in spans:  # so that documents are indexed with the prompt, not while drafting
             self._sources_of(span.request)

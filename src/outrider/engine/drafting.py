@@ -1,6 +1,7 @@
 """Who drafts for which request, and how much of it is checked."""
 
 import sys
+from dataclasses import replace
 from time import perf_counter
 
 from outrider.core.errors import OutriderError
@@ -72,7 +73,8 @@ class Drafting:
     # ---- requests ----
 
     def add(self, request: Request, plan: Plan) -> None:
-        self._plans[request] = plan
+        serving = tuple(drafter for drafter in plan.drafters if drafter.serves(request))
+        self._plans[request] = replace(plan, drafters=serving)
 
     def can_wait(self, request: Request) -> bool:
         """Whether the next pass may start without drafts for it: none are made, or the policy
@@ -142,7 +144,8 @@ class Drafting:
         fixed = [r for r in batch if self._plans[r].length is not None]
         free = [r for r in batch if self._plans[r].length is None]
         for drafter in self._competing(fixed):
-            self._call(drafter, self._drafted_by(drafter, fixed), budget)
+            mine = self._drafted_by(drafter, fixed)
+            self._call(drafter, mine, budget, sum(map(drafter.backlog, mine)))
         trees = {r: self._as_proposed(r) for r in fixed}
         taken = sum(len(tree) for tree in trees.values())
         base = base._replace(rows=base.rows + taken)
@@ -187,7 +190,7 @@ class Drafting:
             mine = self._drafted_by(drafter, batch)
             due = self.policy.worth_a_look(mine, drafter.name, base)
             if due:
-                self._call(drafter, due, budget)
+                self._call(drafter, due, budget, backlog=0)
                 asked += [(drafter, request) for request in due]
         cut = self._cut(batch, budget, base, room, late)
         for drafter, request in asked:
@@ -223,15 +226,18 @@ class Drafting:
         mine = self._drafted_by(drafter, batch)
         if self._lets_pass(doubt, mine):
             return False
-        sizes, outlooks = prospects(self.policy, drafter, mine, budget, cut.expected, cut.trees)
+        backlogs = {request: drafter.backlog(request) for request in mine}
+        sizes, outlooks = prospects(
+            self.policy, drafter, budget, backlogs, cut.expected, cut.trees, cut.expected
+        )
         ahead = base._replace(
             rows=base.rows + sum(len(tree) for tree in cut.trees.values()),
             log_gain=cut.log_gain,
         )
-        backlogs = [drafter.backlog(request) for request in mine]
         follows = drafter.following is not None and drafter.following.takes(batch)
         left = [_left(request) for request in mine]
-        price = self.policy.price(drafter.name, backlogs, ahead, follows, left)
+        reading = list(backlogs.values())
+        price = self.policy.price(drafter.name, reading, ahead, follows, left)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
         paid = self.policy.pays(drafter.name, offer, outlooks, base, cut.speed)  # and not on trial
@@ -250,7 +256,7 @@ class Drafting:
             nodes = min(few, drafter.longest)
             depth = drafter.depth(nodes)
         most = {request: min(nodes, budget[request]) for request in chosen}
-        self._call(drafter, chosen, most, depth, offer.worth)
+        self._call(drafter, chosen, most, sum(backlogs[r] for r in chosen), depth, offer.worth)
         if follows:  # it goes on by itself only below chains of its own
             for request in chosen:
                 proposals = self._proposals[request]
@@ -263,16 +269,16 @@ class Drafting:
         drafter: Drafter,
         batch: list[Request],
         budget: dict[Request, int],
+        backlog: int,
         depth: int | None = None,
         worth: Worth = FREE,
     ) -> None:
-        """Have one drafter propose for a batch; the policy asks for no more than its longest, and
-        for a depth."""
+        """Have one drafter propose for a batch, of which it has so much to read; the policy asks
+        for no more than its longest, and for a depth."""
         budgets = [
             budget[r] if self._plans[r].length is not None else min(budget[r], drafter.longest)
             for r in batch
         ]
-        backlogs = [0] if drafter.light else [drafter.backlog(request) for request in batch]
         prepared, start = drafter.prepared, perf_counter()
         if depth is None:
             trees = drafter.propose(batch, budgets)
@@ -283,10 +289,10 @@ class Drafting:
             timing, levels = self.policy.timings[drafter.name], depth or drafter.depth(max(budgets))
             if drafter.weighs:
                 levels = drafter.levels
-            if sum(backlogs) <= ROUTINE + len(batch):
+            if backlog <= ROUTINE + len(batch):
                 timing.learn(seconds, len(batch), levels)
             else:
-                timing.learn_reading(seconds, sum(backlogs), len(batch), levels)
+                timing.learn_reading(seconds, backlog, len(batch), levels)
         if not drafter.light:
             self.model_seconds += seconds
             silent = [request for request, tree in zip(batch, trees) if not len(tree)]
@@ -361,7 +367,8 @@ class Drafting:
             self._proposals = {request: [] for request in chains}
             cut = self._look_up(self._in_turn(list(chains), base), budget, base, room, late=True)
         nothing = dict.fromkeys(batch, 0.0)
-        sizes, outlooks = prospects(self.policy, drafter, batch, budget, nothing, {}, cut.expected)
+        read = dict.fromkeys(batch, 0)
+        sizes, outlooks = prospects(self.policy, drafter, budget, read, nothing, {}, cut.expected)
         lengths = [len(chains[request]) for request in batch]
         return self.policy.goes_on(drafter.name, outlooks, sizes, lengths, base, cut.speed)
 
