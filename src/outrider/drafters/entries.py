@@ -64,6 +64,6 @@ class Entries:
     def valid(self, request: Request, first: int = 0) -> int:
         """How much of the text's start has entries; at most all but the last token. Those before
         `first` need none."""
-        slots = np.array(request.slots[first:], dtype=np.int64)
+        slots = np.frombuffer(request.slots, dtype=np.int64)[first:]
         stale = np.flatnonzero(self._written[slots] != self._kv.generation[slots])
         return first + (int(stale[0]) if len(stale) else len(slots))

@@ -71,9 +71,9 @@ class Occurrences:
     def _gram_at(self, text: Sequence[int], end: int) -> int:
         if end + 1 < self.gram:
             return NOWHERE
-        gram = 0
-        for token in text[end + 1 - self.gram : end + 1]:
-            gram = gram << TOKEN_BITS | token
+        gram = text[end]
+        for back in range(1, self.gram):
+            gram |= text[end - back] << TOKEN_BITS * back
         return gram
 
     def forget(self, source: Sequence[int], end: int) -> None:

@@ -18,49 +18,45 @@ BRANCHING = (1, 2, 3, 4, 6, 8, 12, 16)  # nodes of trees of one depth that are t
 def prospects(
     policy: Policy,
     drafter: Drafter,
-    batch: list[Request],
     budget: dict[Request, int],
+    backlogs: dict[Request, int],
     without: dict[Request, float],
     proposed: dict[Request, TokenTree],
-    promised: dict[Request, float] | None = None,
+    promised: dict[Request, float],
 ) -> tuple[list[Size], list[Outlook]]:
-    """The drafts that the drafter may be asked for, and what requests may expect of them; `without`
-    says what they may expect of what is `proposed` already, and `promised` what lookups promise,
-    if that is something else."""
+    """The drafts that the drafter may be asked for, and what requests may expect of them:
+    `backlogs` says which, and what it must read of each first; `without`, what they may expect of
+    what is `proposed` already; `promised`, what lookups promise."""
+    batch = list(backlogs)
     rooms = [min(budget[request], drafter.longest) for request in batch]
     outlines = drafter.outlines(max(rooms))
     sizes = _sizes(drafter, max(rooms), outlines)
     seen = policy.seen(batch, drafter.name)
-    easy = without if promised is None else promised
-    found = [easy.get(request, 0.0) for request in batch]
+    found = [promised.get(request, 0.0) for request in batch]
     gains = policy.gains(batch, drafter.name, sizes, outlines, rooms, found)
+    if _joins(drafter):  # for so little as it adds then, no prompt is read
+        read = np.array([backlogs[request] <= ROUTINE for request in batch])
+        others = np.array([without[request] for request in batch])[:, None]
+        gains = np.where(read[:, None], _both(gains, others), gains)
     return sizes, [
-        Outlook(
-            _both(own, without[request]) if _joins(drafter, request, without) else own,
-            without[request],
-            room,
-            len(proposed.get(request, ())),
-            drafts,
-        )
+        Outlook(own, without[request], room, len(proposed.get(request, ())), drafts)
         for request, own, room, drafts in zip(batch, gains, rooms, seen, strict=True)
     ]
 
 
-def _joins(drafter: Drafter, request: Request, without: dict[Request, float]) -> bool:
-    """Whether its draft may be one of two: for so little as it adds then, no prompt is read. Drafts
-    that are drawn, or follow each other on a device, are checked alone."""
+def _joins(drafter: Drafter) -> bool:
+    """Whether its draft may be one of two. Drafts that are drawn, or follow each other on a device,
+    are checked alone."""
     drawn = drafter.config.verification != "coupled"
-    if drawn or not drafter.divisible or drafter.following is not None:
-        return False
-    return without[request] > 0 and drafter.backlog(request) <= ROUTINE
+    return not drawn and drafter.divisible and drafter.following is None
 
 
-def _both(gains: np.ndarray, other: float) -> np.ndarray:
-    """The tokens expected of drafts together with one that promises `other`; [sizes] each. The
-    lesser one counts where the better misses: at once, if E are expected of it, about once in
-    1 + E."""
-    better = np.maximum(gains, other)
-    return better + BESIDE * np.minimum(gains, other) / (1 + better)
+def _both(gains: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The tokens expected of drafts [requests, sizes] together with what promises so many `others`
+    [requests, 1]. The lesser one counts where the better misses: at once, if E are expected of it,
+    about once in 1 + E."""
+    better = np.maximum(gains, others)
+    return better + BESIDE * np.minimum(gains, others) / (1 + better)
 
 
 def _sizes(drafter: Drafter, longest: int, outlines: list[Shape]) -> list[Size]:

@@ -132,8 +132,9 @@ def test_a_request_is_promised_no_more_than_it_has_room_for() -> None:
     replay = Replay([Ranked])
     replay.run(1, 50)
     one, many = (Request(name, [1], SamplingParams(), seed=0) for name in "ab")
+    nothing = {one: 0.0, many: 0.0}
     sizes, (small, large) = prospects(
-        replay.policy, replay.members[0], [one, many], {one: 1, many: 8}, {one: 0.0, many: 0.0}, {}
+        replay.policy, replay.members[0], {one: 1, many: 8}, {one: 0, many: 0}, nothing, {}, nothing
     )
     assert max(size.nodes for size in sizes) == 8
     assert len(set(small.gains)) == 1  # one node, whatever the tree
@@ -144,37 +145,34 @@ class Beside:
     """Three texts: of the second and the third something is proposed, and the third one's prompt
     must be read before it can be drafted for."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.replay = Replay([Ranked])
         self.replay.run(1, 50)
         [self.drafter] = self.replay.members
         self.batch = [Request(name, [1], SamplingParams(), seed=0) for name in "abc"]
-        backlogs = dict(zip(self.batch, (0, 4, 400), strict=True))
-        monkeypatch.setattr(self.drafter, "backlog", backlogs.__getitem__)
+        self.backlogs = dict(zip(self.batch, (0, 4, 400), strict=True))
 
     def gains(self, found: float, promised: float | None = None) -> list[list[float]]:
         """Per text: the tokens expected of a draft of each size."""
         budget = dict.fromkeys(self.batch, 8)
         without = dict(zip(self.batch, (0.0, found, found), strict=True))
-        easy = None if promised is None else dict.fromkeys(self.batch, promised)
+        easy = without if promised is None else dict.fromkeys(self.batch, promised)
         _, outlooks = prospects(
-            self.replay.policy, self.drafter, self.batch, budget, without, {}, easy
+            self.replay.policy, self.drafter, budget, self.backlogs, without, {}, easy
         )
         return [list(outlook.gains) for outlook in outlooks]
 
 
-def test_beside_another_draft_one_counts_where_that_misses_unless_it_must_read_a_prompt_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    three = Beside(monkeypatch)
+def test_beside_another_draft_one_counts_where_that_misses_unless_a_prompt_is_unread() -> None:
+    three = Beside()
     alone, beside, unread = map(max, three.gains(0.5))
     assert max(alone, 0.5) < beside < alone + 0.5
     assert unread == alone
     assert 5.0 < max(three.gains(5.0)[1]) < 5.2
 
 
-def test_more_is_expected_where_lookups_promise_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    three = Beside(monkeypatch)
+def test_more_is_expected_where_lookups_promise_much() -> None:
+    three = Beside()
     unread = [three.gains(found)[2] for found in (0.0, 0.5, 1.5)]
     assert unread[0] == unread[1]
     assert min(unread[2]) > min(unread[1])
@@ -192,7 +190,7 @@ def test_more_is_expected_where_lookups_promise_much(monkeypatch: pytest.MonkeyP
 def test_who_is_checked_alone_joins_nobody(
     monkeypatch: pytest.MonkeyPatch, name: str, value: object
 ) -> None:
-    three = Beside(monkeypatch)
+    three = Beside()
     assert three.gains(0.5)[1] != three.gains(0.5)[0]
     monkeypatch.setattr(three.drafter, name, value)
     assert three.gains(0.5)[1] == three.gains(0.5)[0]

@@ -25,6 +25,7 @@ NEWS = 4.0  # drafts for one text: the next one tells half as much of others as 
 CAUTION = 3.0  # how many observations it takes to believe that a request differs from others
 REQUEST_KEEP = 0.9  # of a request's own record, per step
 HIGHEST = 0.98
+NEVER = 1e-300  # the chance of what is not there, whose logarithm is a number
 OTHERS = (0.14, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)  # of guesses after the first, at first
 
 
@@ -135,23 +136,28 @@ class Track:
 
     def level_chance(self, depth: int) -> float:
         """That some node at this depth holds, given one above it: all that is known beforehand."""
-        return _each_depth(self.levels, self.hope)[min(depth, DEEPEST) - 1]
+        return self.level_chances([depth])[0]
 
-    def outlooks(self, shapes: list[Shape], odds: np.ndarray) -> list[np.ndarray]:
+    def level_chances(self, depths: Sequence[int]) -> list[float]:
+        """The same for many depths at once."""
+        known = _each_depth(self.levels, self.hope)
+        return [known[min(depth, DEEPEST) - 1] for depth in depths]
+
+    def outlooks(self, shapes: Sequence[Shape], odds: np.ndarray) -> np.ndarray:
         """Of trees that are not drafted yet: the chances that the texts of requests run through
-        their nodes; odds [requests], by which these depart from others -> [requests, nodes]."""
+        their nodes; odds [requests], by which these depart from others -> [requests, shapes,
+        nodes], as many as the largest has."""
         firsts = _each_depth(self.firsts, self.hope)
         # Who is seldom right with a first guess is so with a second, of which little was seen.
         as_hoped = min(1.0, firsts[0] / HOPE)
         others = [r.mean(as_hoped * prior) for r, prior in zip(self.others, OTHERS, strict=True)]
-        logs = np.log(_likely([*firsts, *others], odds))  # [kinds, requests]
-        return [np.exp(_kinds(shape) @ logs).T for shape in shapes]
+        logs = np.log(_likely([*firsts, *others, NEVER], odds))  # [kinds, requests]
+        return np.exp(logs.T @ _kinds(tuple(shapes))).reshape(len(odds), len(shapes), -1)
 
     def levels_outlook(self, deepest: int, odds: np.ndarray) -> np.ndarray:
         """The same where nothing is known but depths: the chances to get so far, [requests,
         depths]."""
-        known = _each_depth(self.levels, self.hope)
-        levels = [known[min(depth, DEEPEST) - 1] for depth in range(1, deepest + 1)]
+        levels = self.level_chances(range(1, deepest + 1))
         return _likely(levels, odds).cumprod(0).T
 
     def learn_node(self, confidence: float, depth: int, held: bool) -> None:
@@ -191,18 +197,21 @@ def _each_depth(rates: list[Rate], hope: float) -> list[float]:
     return chances
 
 
-@lru_cache(maxsize=256)
-def _kinds(shape: Shape) -> np.ndarray:
+@lru_cache(maxsize=32)
+def _kinds(shapes: tuple[Shape, ...]) -> np.ndarray:
     """How many guesses of each kind lie on the path to each node: first ones by depth, then others
-    by rank; [nodes, kinds]. A tree that may be drafted is judged in every step."""
-    counts = np.zeros((len(shape), DEEPEST + len(OTHERS)))
-    places = zip(shape.parents, shape.ranks, shape.depths, strict=True)
-    for node, (parent, rank, depth) in enumerate(places):
-        if parent != ROOT:
-            counts[node] = counts[parent]
-        kind = DEEPEST + min(rank, len(OTHERS)) if rank else min(depth, DEEPEST)
-        counts[node, kind - 1] += 1
-    return counts
+    by rank; the last kind never holds, and stands where a shape has no more nodes.
+    [kinds, shapes * nodes]. Trees that may be drafted are judged in every step."""
+    most = max(map(len, shapes))
+    counts = np.zeros((len(shapes), most, DEEPEST + len(OTHERS) + 1))
+    for tree, shape in zip(counts, shapes, strict=True):
+        for node, (parent, rank, depth) in enumerate(zip(shape.parents, shape.ranks, shape.depths)):
+            if parent != ROOT:
+                tree[node] = tree[parent]
+            kind = DEEPEST + min(rank, len(OTHERS)) if rank else min(depth, DEEPEST)
+            tree[node, kind - 1] += 1
+        tree[len(shape) :, -1] = 1
+    return counts.reshape(-1, counts.shape[-1]).T.copy()
 
 
 def in_odds(chance: Numbers, factor: Numbers) -> Numbers:
@@ -254,12 +263,8 @@ class Record:
 def path_chances(tree: TokenTree, track: Track, record: Record) -> list[float]:
     """Per node: that the target's text runs through it."""
     odds = record.odds
-    if tree.confidence is None:
-        own = [track.level_chance(depth) for depth in tree.depths]
-    else:
-        own = track.node_chances(tree.confidence, tree.depths)
     chances: list[float] = []
-    for parent, chance in zip(tree.parents, own, strict=True):
+    for parent, chance in zip(tree.parents, _believed(tree, track), strict=True):
         above = 1.0 if parent == ROOT else chances[parent]
         better = odds * chance
         chance = better / (1 - chance + better)  # in_odds
@@ -272,34 +277,42 @@ def learn(tree: TokenTree, text: list[int], track: Track, record: Record) -> Non
     a drafter that is not trusted at present keeps being judged, for nothing."""
     record.fade()
     news = record.news
+    believed = _believed(tree, track)
     for depth, (siblings, token) in enumerate(_reached(tree, text), 1):
         hits = [tree.tokens[node] == token for node in siblings]
         if tree.confidence is None:
-            record.learn(track.level_chance(depth), any(hits))
+            record.learn(believed[siblings[0]], any(hits))
         else:
             for node, hit in zip(siblings, hits, strict=True):
-                record.learn(track.node_chance(tree.confidence[node], depth), hit)
+                record.learn(believed[node], hit)
                 track.learn_node(tree.confidence[node], depth, hit)
         if tree.confidence is None or depth == 1:
             track.learn_level(depth, hits, news)
-    if tree.confidence is not None and len(tree):
-        _suppose_below(tree, tree.confidence, track, record.odds, news)
+    if tree.confidence is not None and max(tree.depths, default=0) > 1:
+        _suppose_below(tree, _believed(tree, track), track, record.odds, news)
     record.seen += 1
 
 
+def _believed(tree: TokenTree, track: Track) -> list[float]:
+    """Per node, the chance that it holds, given its parent, as the track has it."""
+    if tree.confidence is None:
+        return track.level_chances(tree.depths)
+    return track.node_chances(tree.confidence, tree.depths)
+
+
 def _suppose_below(
-    tree: TokenTree, confidence: list[float], track: Track, odds: float, news: float
+    tree: TokenTree, believed: list[float], track: Track, odds: float, news: float
 ) -> None:
     """What deeper levels promise, by the chances of their nodes. Whether they hold is seen only
     where the nodes above were likely enough to be checked: learned from those alone, drafts would
     seem to hold the better, the deeper they go."""
     node, depth, reached = ROOT, 1, news
     while siblings := tree.children.get(node):
-        chances = track.node_chances([confidence[i] for i in siblings], [depth] * len(siblings))
-        chances = [min(in_odds(chance, odds), HIGHEST) for chance in chances]
         if depth > 1:
+            chances = [min(in_odds(believed[i], odds), HIGHEST) for i in siblings]
             track.suppose_level(depth, chances, reached)
-        node, depth, reached = siblings[0], depth + 1, reached * chances[0]
+        node, depth = siblings[0], depth + 1
+        reached *= min(in_odds(believed[node], odds), HIGHEST)
 
 
 def _reached(tree: TokenTree, text: list[int]) -> Iterator[tuple[list[int], int]]:

@@ -57,6 +57,7 @@ class PassCost:
     _plain: dict[int, int] = field(default_factory=dict)  # passes without drafts,
     _drafted: dict[int, int] = field(default_factory=dict)  # and with, since the last of those
     _curves: dict[int, list[float]] = field(default_factory=dict)
+    _filled_up: list[int] = field(default_factory=list)  # by rows, as far as it was asked for
     # By the batch size itself: how much slower passes without drafts are.
     _plainly: dict[int, float] = field(default_factory=dict)
 
@@ -127,10 +128,12 @@ class PassCost:
         nothing up to the rows that a pass has anyway."""
         if self.filled_up is as_many:
             return self._line(rows, more, sequences, keys)
-        first = self.filled_up(rows)
-        sizes = [self.filled_up(size) - first for size in range(rows, rows + more + 1)]
-        times = self._line(first, sizes[-1], sequences, keys)
-        return [times[size] for size in sizes]
+        known = self._filled_up
+        known += map(self.filled_up, range(len(known), rows + more + 1))
+        sizes = known[rows : rows + more + 1]
+        first = sizes[0]
+        times = self._line(first, sizes[-1] - first, sequences, keys)
+        return [times[size - first] for size in sizes]
 
     def _line(self, rows: int, more: int, sequences: int, keys: int) -> list[float]:
         """The same from a size on that passes have, as if they could have all above it."""

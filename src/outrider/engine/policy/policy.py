@@ -135,11 +135,9 @@ class Policy:
         if outlines:
             trees, which, taken = track.outlooks(outlines, odds), depths - 1, nodes
         else:
-            trees, taken = [track.levels_outlook(int(depths.max()), odds)], depths
+            trees, taken = track.levels_outlook(int(depths.max()), odds)[:, None], depths
             which = np.zeros_like(depths)
-        sums = np.zeros((len(requests), len(trees), 1 + max(tree.shape[1] for tree in trees)))
-        for number, chances in enumerate(trees):
-            sums[:, number, 1 : chances.shape[1] + 1] = chances.cumsum(1)
+        sums = np.pad(trees.cumsum(2), ((0, 0), (0, 0), (1, 0)))  # [requests, shapes, nodes]
         each = np.arange(len(requests))[:, None]
         return sums[each, which, np.minimum(taken, np.array(rooms)[:, None])]
 
