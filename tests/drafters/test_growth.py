@@ -191,27 +191,32 @@ def grow_together(drafts: list[Draft], toys: list[Toy], times: LevelTimes) -> li
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
-    st.integers(0, 10**6), st.floats(0.0, 2.0), st.floats(0.0, 0.05), st.sampled_from([0.6, 1.0])
+    st.integers(0, 10**6),
+    st.floats(0.0, 2.0),
+    st.floats(0.0, 0.05),
+    st.sampled_from([0.6, 1.0]),
+    st.sampled_from([0.0, 3.0]),
 )
 def test_a_level_is_worth_the_seconds_that_its_tokens_would_take(
-    seed: int, second: float, row: float, holds: float
+    seed: int, second: float, row: float, holds: float, promised: float
 ) -> None:
     toy = Toy(seed, 6)
-    draft = Grown(REQUEST, 12, 6, Prices(second, row, holds))
+    draft = Grown(REQUEST, 12, 6, Prices(second, row, holds, promised))
     while draft.frontier:
         for node in list(draft.frontier):
             draft.add(node, toy.best(tuple(draft.path_tokens(node)), draft.wanted(node)))
         draft.advance()
         chance = chances_of(draft)
         tree = draft.tree("toy")
-        written = 1 + sum(probability(toy, path) for path in paths_of(tree))
-        promised = holds * sum(chance[node] for node in draft.frontier)
+        written = 1 + promised + sum(probability(toy, path) for path in paths_of(tree))
+        gained = holds * sum(chance[node] for node in draft.frontier)
         assert all(chance[node] >= row * written for node in draft.frontier)
         if draft.frontier:
             paid = len(draft.frontier) * max(0.01, row * written)
-            worth = (promised - paid) / (second * written) if second else math.inf
+            worth = (gained - paid) / (second * written) if second else math.inf
             assert draft.next_level == pytest.approx(worth)
-    assert all(probability(toy, path) >= row for path in paths_of(draft.tree("toy")))
+    floor = row * (1 + promised)
+    assert all(probability(toy, path) >= floor for path in paths_of(draft.tree("toy")))
 
 
 @pytest.mark.parametrize("seed", range(30))

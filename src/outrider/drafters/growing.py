@@ -156,7 +156,8 @@ class GrowingDrafter(Drafter):
         deepest = max(0, self._deepest(request))
         if self._tree == "confidence":
             holds = min(1.0, sum(self.measured.acceptance.rates))
-            prices = Prices(worth.second, worth.row, holds)
+            promised = worth.promised.get(request, 0.0)
+            prices = Prices(worth.second, worth.row, holds, promised)
             return Grown(request, budget, min(depth, deepest), prices)
         if self._tree == "chain":
             shape = chain(min(budget, deepest))

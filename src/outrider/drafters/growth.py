@@ -23,6 +23,7 @@ class Prices(NamedTuple):
     second: float = 0.0  # of drafting
     row: float = 0.0
     holds: float = 1.0  # of the nodes that hold, the share that has a child that does
+    promised: float = 0.0  # tokens of the step that others have proposed
 
 
 NO_PRICES = Prices()
@@ -145,12 +146,12 @@ class Grown(Draft):
         super().__init__(request)
         self.budget, self.depth = budget, depth
         self.least, self.prices = least, prices
-        self._floor = max(least, prices.row)  # of a node's chance
         self._likely_child = LIKELY_CHILD if prices.row else 1.0
         self.frontier = [ROOT] if budget > 0 and depth > 0 else []
         self._chance: dict[int, float] = {ROOT: 1.0}  # path probabilities
         self._best: list[int] = []  # best first
-        self._written = 1.0  # tokens that the step writes, as far as is known
+        self._written = 1 + prices.promised  # tokens that the step writes, as far as is known
+        self._floor = max(least, prices.row * self._written)  # of a node's chance
         self._level = 0
         self._new: list[int] = []  # nodes of the level under way
         self._places: dict[int, int] = {}
@@ -177,7 +178,8 @@ class Grown(Draft):
         self._best = ranked[: self.budget]
         fresh = set(self._new).intersection(self._best)
         self._new = []
-        self._written = 1 + sum(self._chance[node] for node in self._best)  # as far as is known
+        own = sum(self._chance[node] for node in self._best)
+        self._written = 1 + self.prices.promised + own
         self._floor = max(self.least, self.prices.row * self._written)
         self.frontier = [node for node in self._best if node in fresh and self._may_bear(node)]
         if self._level == self.depth:

@@ -1,6 +1,10 @@
 """What more of a draft must promise to be worth its time."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
+
+from outrider.core.request import Request
 
 
 class Worth(NamedTuple):
@@ -9,6 +13,8 @@ class Worth(NamedTuple):
 
     second: float = 0.0  # of one more for drafting
     row: float = 0.0  # of one node more, which the target's pass must check
+    # What others have proposed already promises so many for each: they are written anyway.
+    promised: Mapping[Request, float] = MappingProxyType({})
 
 
 FREE = Worth()

@@ -256,7 +256,8 @@ class Drafting:
             nodes = min(few, drafter.longest)
             depth = drafter.depth(nodes)
         most = {request: min(nodes, budget[request]) for request in chosen}
-        self._call(drafter, chosen, most, sum(backlogs[r] for r in chosen), depth, offer.worth)
+        worth = offer.worth._replace(promised=cut.expected)
+        self._call(drafter, chosen, most, sum(backlogs[r] for r in chosen), depth, worth)
         if follows:  # it goes on by itself only below chains of its own
             for request in chosen:
                 proposals = self._proposals[request]

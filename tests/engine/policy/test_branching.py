@@ -1,10 +1,11 @@
 """The policy and drafters that may be asked for trees of any depth and width."""
 
 import random
+from statistics import median
 from typing import ClassVar
 
 import pytest
-from tests.engine.policy.replay import LINEAR, VOCABULARY, Replay
+from tests.engine.policy.replay import LINEAR, VOCABULARY, Replay, oracle
 
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
@@ -120,6 +121,17 @@ def test_a_drafter_that_weighs_is_told_prices_and_goes_as_far_as_it_likes(
     assert {depth for _, depth in late} == {1, 2}
     # Its levels are timed by how many it drafted, not by how deep it might have gone.
     assert timed == [depth for _, depth in Ranked.asked]
+
+
+def test_a_drafter_that_weighs_is_told_what_lookups_promise() -> None:
+    told = []
+    for honesty in (0.0, 0.5):
+        Weighing.seen.clear()
+        Replay([oracle(honesty), Weighing]).run(1, 300)
+        late = Weighing.seen[len(Weighing.seen) // 2 :]
+        told.append([sum(worth.promised.values()) for worth, _ in late])
+    hopeless, good = told
+    assert max(hopeless) < 0.1 and median(good) > 0.3 and len(good) > 10
 
 
 def test_where_every_row_costs_a_pass_no_tree_is_asked_for() -> None:
