@@ -170,6 +170,7 @@ class Oracle:
 def make_followed(target: str, config: dict[str, Any], **options: Any) -> tuple[LLM, BufferGraphs]:
     llm = make_looped(target, config, **options)
     engine = llm.engine
+    engine.policy.timings.clear()  # as on a GPU, where drafters are not rehearsed
     drafter: Any = engine.drafter.members[-1]
     graphs: Any = BufferGraphs(engine.runner, drafter.loop.slot_table)
     engine.runner.graphs = graphs

@@ -189,7 +189,7 @@ def test_weights_under_other_names(tmp_path: Path) -> None:
 
 
 def test_times_of_passes_are_not_shared_with_the_plain_model(target: str) -> None:
-    files = {calibration._file(Runner(load(target, kind)), {}) for kind in (None, *KINDS)}
+    files = {calibration.file_of(Runner(load(target, kind)), {}) for kind in (None, *KINDS)}
     assert len(files) == 3
 
 

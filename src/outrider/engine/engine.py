@@ -31,6 +31,7 @@ from outrider.engine.phases import phase
 from outrider.engine.policy.calibration import SLOTS, calibrate
 from outrider.engine.policy.cost import Measured
 from outrider.engine.policy.policy import Policy
+from outrider.engine.rehearsal import rehearse
 from outrider.engine.scheduler import Scheduler, Work
 from outrider.engine.sequence import Job, Sequence
 from outrider.engine.stopwatch import Stopwatch, plain_pass
@@ -105,6 +106,8 @@ class Engine:
             # Now: not while the first request waits, nor in the middle of passes that hand tokens
             # to each other, once a request leaves its length to the policy.
             _ = self.policy.cost
+        if self.drafting.adaptive and not self.runner.runs_ahead:
+            rehearse(self)
 
     @property
     def drafter(self) -> Drafter:

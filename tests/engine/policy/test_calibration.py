@@ -107,12 +107,12 @@ def test_calibrations_of_other_versions_and_other_layers_are_not_believed(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_llm(models.target, None).engine.runner
-    files = {calibration._file(runner, {})}
+    files = {calibration.file_of(runner, {})}
     monkeypatch.setattr(calibration, "VERSION", "9.9")
-    files.add(calibration._file(runner, {}))
+    files.add(calibration.file_of(runner, {}))
     head = runner.model.get_output_embeddings()
     head.__class__ = type("OtherLinear", (type(head),), {})
-    files.add(calibration._file(runner, {}))
+    files.add(calibration.file_of(runner, {}))
     assert len(files) == 3
 
 

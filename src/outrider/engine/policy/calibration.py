@@ -13,7 +13,7 @@ from array import array
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -59,7 +59,7 @@ def calibrate(runner: Runner, slots: array, most: int) -> Measured:
     """From the cache and measured now; what the slots hold is overwritten. `most`: texts that a
     pass may have."""
     passes = _passes(runner, slots, most)
-    file = _file(runner, passes)
+    file = file_of(runner, list(passes.items()))
     kept = _read(file)
     if kept is None or len(kept.seconds) != len(passes):
         seconds, settled = measure(runner, passes, slots, ROUNDS), 0
@@ -71,7 +71,7 @@ def calibrate(runner: Runner, slots: array, most: int) -> Measured:
         faster = any(new < FASTER * old for new, old in zip(now, kept.seconds))
         settled = 0 if faster else kept.settled + 1
     if SCRAP not in slots:  # else good enough for now: keys that are read again are read quickly
-        _write(file, Kept(seconds, settled))
+        keep(file, Kept(seconds, settled)._asdict())
     return _measured(passes, seconds)
 
 
@@ -110,16 +110,6 @@ def _read(file: Path) -> Kept | None:
         return Kept([float(seconds) for seconds in kept.seconds], int(kept.settled))
     except (OSError, ValueError, TypeError):
         return None  # never measured, or a file of another kind, which is replaced
-
-
-def _write(file: Path, kept: Kept) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(kept._asdict()))
-        partial.replace(file)
-    except OSError as error:
-        log.info("the calibration could not be kept: %s", error)
 
 
 def _passes(runner: Runner, slots: array, most: int) -> Passes:
@@ -167,7 +157,18 @@ def _timed(runner: Runner, segments: list[Segment]) -> float:
     return (perf_counter() - start) / passes
 
 
-def _file(runner: Runner, passes: Passes) -> Path:
+def keep(file: Path, found: dict[str, Any]) -> None:
+    """What was measured, for the next start."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(found))
+        partial.replace(file)
+    except OSError as error:
+        log.info("the calibration could not be kept: %s", error)
+
+
+def file_of(runner: Runner, what: Any) -> Path:
     """Named by what is measured, and by all that the time of a pass depends on, the weights' values
     not among it."""
     config = runner.model.config.get_text_config().to_dict()
@@ -183,7 +184,8 @@ def _file(runner: Runner, passes: Passes) -> Path:
         FORMAT, VERSION, torch.__version__, transformers.__version__, name, str(device.type),
         shape, sorted(linears), str(runner.loaded.dtype), runner.loaded.quantization,
         torch.get_num_threads(), cores(),
-        (runner.fixed_rows, runner.way) if runner.reproducible else 0, list(passes.items()),
+        (runner.fixed_rows, runner.way) if runner.reproducible else 0, what,
     ]  # fmt: skip
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    described = json.dumps(key, sort_keys=True, default=str)
+    digest = hashlib.sha256(described.encode()).hexdigest()[:16]
     return cache_root() / "calibration" / f"{digest}.json"
