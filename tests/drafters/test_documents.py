@@ -373,6 +373,16 @@ def test_who_has_no_documents_is_not_looked_up(
     assert asked == {True, False}
 
 
+def test_who_has_no_documents_is_given_no_slots_for_drafts(models: Models) -> None:
+    fixed = {"method": "documents", "num_speculative_tokens": 6}
+    engine = make_llm(models.target, {"method": "auto", "drafters": ["suffix", "documents"]}).engine
+    most = []
+    for own in ([], [PARTY]):
+        name = engine.add([5, 6, 7], SamplingParams(documents=own, speculation=fixed))
+        most.append(engine.drafting.most(engine.jobs[name].sequences[0].request))
+    assert most == [0, 6]
+
+
 def test_documents_of_the_engine_are_for_all(models: Models) -> None:
     llm = make_llm(
         models.target, {"method": "documents", "num_speculative_tokens": 6}, documents=[PARTY]

@@ -26,6 +26,13 @@ def test_a_built_in_name_is_not_taken_over() -> None:
         assert drafter_class("ngram") is not Impostor
 
 
+def test_an_entry_point_has_the_name_of_its_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which requests ask for it."""
+    monkeypatch.setattr(registry, "entry_points", lambda **_: [entry_point("mine", Trees)])
+    with pytest.raises(ConfigError, match=f"'mine' from .* calls itself '{Trees.name}'"):
+        registry.drafter_class("mine")
+
+
 def test_an_entry_point_that_is_no_drafter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda **_: [entry_point("odd", dict)])
     with pytest.raises(ConfigError, match=r"'odd' from .* is not a subclass of Drafter"):

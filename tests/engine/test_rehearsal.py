@@ -1,13 +1,15 @@
 """What drafters take, seen at the first start."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.helpers import Models, make_llm
+from tests.tiny import make_tiny, make_tokenizer
 
 from outrider.core.params import SamplingParams
-from outrider.engine import rehearsal
+from outrider.engine import rehearsal, sequence
 from outrider.engine.engine import Engine
 from outrider.engine.llm import LLM
 from outrider.engine.policy import calibration
@@ -35,9 +37,9 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def auto(models: Models, **options: Any) -> LLM:
-    config = {"method": "auto", "drafters": ["suffix", {"model": models.noisy}]}
-    return make_llm(models.target, config, **options)
+def auto(models: Models, draft: dict[str, Any] | None = None, **options: Any) -> LLM:
+    drafters = ["suffix", {"model": models.noisy, **(draft or {})}]
+    return make_llm(models.target, {"method": "auto", "drafters": drafters}, **options)
 
 
 def test_what_a_draft_takes_is_known_before_the_first_request(
@@ -46,7 +48,8 @@ def test_what_a_draft_takes_is_known_before_the_first_request(
     llm = auto(models, max_num_seqs=8)
     timing = llm.engine.policy.timings["draft_model"]
     assert rehearsed == ["draft_model"]
-    assert timing.known(1) and timing.known(8) and not timing.known(32) and not timing.young
+    assert timing.known(1) and timing.known(8) and not timing.known(32)
+    assert timing.young  # of the first calls in earnest the shortest counts
     assert 0 < timing.level(1) < 1 and 0 < timing.per_row < timing.level(1)
     again = auto(models, max_num_seqs=8).engine.policy.timings["draft_model"]
     assert again == timing and rehearsed == ["draft_model"]
@@ -61,7 +64,8 @@ def test_nothing_else_is_left_of_it(models: Models, cache: Path) -> None:
         assert engine.idle and engine.steps == 0 and not engine.seconds
         assert engine.kv.available == engine.kv.total
         assert not any(track.levels[0].count for track in engine.policy.tracks.values())
-        assert not engine.drafting.crew.members[0]._finished  # type: ignore[attr-defined]
+        suffix: Any = engine.drafting.crew.members[0]
+        assert not suffix._finished and len(suffix.archive) == 0
         written.append(llm.generate([[5, 6, 7]], params)[0].outputs[0].token_ids)
     assert written[0] == written[1]
 
@@ -76,20 +80,32 @@ def test_a_broken_file_is_replaced(models: Models, cache: Path, rehearsed: list[
     assert all(file.read_text() != '{"what": 1}' for file in files)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"method": "auto", "drafters": ["suffix", "ngram"]},
-        {"method": "draft_model", "model": None, "num_speculative_tokens": 3},
-    ],
-)
 def test_lookups_and_fixed_lengths_need_none(
-    models: Models, cache: Path, rehearsed: list[str], config: dict[str, Any]
+    models: Models, cache: Path, rehearsed: list[str]
 ) -> None:
-    if "model" in config:
-        config = {**config, "model": models.noisy}
-    make_llm(models.target, config)
+    make_llm(models.target, {"method": "auto", "drafters": ["suffix", "ngram"]})
+    make_llm(models.target, {"model": models.noisy, "num_speculative_tokens": 3})
     assert not rehearsed
+
+
+def test_each_drafter_has_its_own_times(
+    models: Models, cache: Path, rehearsed: list[str], tmp_path: Path
+) -> None:
+    """And where its model was read from does not matter."""
+    moved = str(shutil.copytree(models.noisy, tmp_path / "moved"))
+    for model in (models.noisy, moved):
+        for tree in ("chain", [2, 1]):
+            auto(models, {"model": model, "tree": tree})
+    assert len(rehearsed) == 2
+    deeper = make_tiny("llama", tmp_path / "deeper", num_hidden_layers=3)
+    make_tokenizer(deeper)
+    auto(models, {"model": str(deeper)})
+    assert len(rehearsed) == 3
+    drafters = ["early_exit", {"model": models.noisy, "tree": "chain"}]
+    llm = make_llm(models.target, {"method": "auto", "drafters": drafters})
+    assert rehearsed[3:] == ["early_exit"]
+    timings = llm.engine.policy.timings
+    assert all(timings[name].known() for name in ("early_exit", "draft_model"))
 
 
 def test_where_it_takes_long_few_texts_are_enough(
@@ -98,3 +114,30 @@ def test_where_it_takes_long_few_texts_are_enough(
     monkeypatch.setattr(rehearsal, "LONG", 0.0)
     timing = auto(models, max_num_seqs=8).engine.policy.timings["draft_model"]
     assert timing.known(1) and not timing.known(8)
+
+
+def test_a_small_engine_says_nothing_of_a_large_one(
+    models: Models, cache: Path, rehearsed: list[str]
+) -> None:
+    for options in ({"max_model_len": 2}, {"kv_cache_tokens": 40}, {}):
+        llm = auto(models, max_num_seqs=8, **options)
+        llm.engine.kv.check()
+        assert llm.engine.policy.timings["draft_model"].known() == bool(rehearsed)
+    assert len(rehearsed) == 2
+    assert len(list(cache.glob("*.json"))) == 4  # passes and drafters of two pools
+
+
+def test_the_documents_of_the_engine_are_left_in_peace(
+    models: Models, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[str] = []
+
+    def ground(text: str, documents: Any) -> list[Any]:
+        looked_up.append(text)
+        return []
+
+    monkeypatch.setattr(sequence, "ground", ground)
+    llm = auto(models, documents=["A text that was read before."])
+    assert not looked_up
+    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4))
+    assert len(looked_up) == 1

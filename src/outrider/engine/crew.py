@@ -24,7 +24,7 @@ class Plan:
     def most(self) -> int:
         """Nodes that it may be given in a step."""
         longest = max((drafter.longest for drafter in self.drafters), default=0)
-        return longest if self.length is None else self.length
+        return longest if self.length is None or not self.drafters else self.length
 
 
 NOBODY = Plan("none", (), 0)

@@ -106,7 +106,7 @@ class Engine:
             # Now: not while the first request waits, nor in the middle of passes that hand tokens
             # to each other, once a request leaves its length to the policy.
             _ = self.policy.cost
-        if self.drafting.adaptive and not self.runner.runs_ahead:
+        if self.drafting.adaptive and self.loaded.device.type == "cpu":
             rehearse(self)
 
     @property

@@ -7,13 +7,15 @@ they work.
 """
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from outrider.core.params import SamplingParams
+from outrider.drafters.base import Drafter
 from outrider.engine.policy.calibration import file_of, keep
 from outrider.engine.policy.timing import ROUTINE, Timing
 
@@ -25,58 +27,79 @@ ROUNDS = 2  # of each: in the first, products are prepared and kernels built
 PROMPT = ROUTINE + 8  # tokens: enough to tell what reading takes
 STEPS = 6  # of each: prompts are read in one or two, and drafts must read them in the next
 DRAFTED = 3  # tokens at a time, for each
-LONG = 2.0  # seconds: after so many, no more texts at once are tried
+WRITTEN = STEPS * (1 + DRAFTED)  # at most
+LONG = 2.0  # seconds: after so many, no more is tried
 
 
 def rehearse(engine: "Engine") -> None:
     """Before the first request comes, which it leaves no trace for but the times."""
+    if engine.max_model_len <= WRITTEN:
+        return
     for drafter in engine.drafting.crew.members:
         if drafter.light or not drafter.longest:
             continue
-        config = drafter.config
-        what = [drafter.name, config.options, config.verification, engine.config.max_num_seqs]
-        file = file_of(engine.runner, what)
+        file = file_of(engine.runner, _what(engine, drafter))
         timing = _read(file)
         if timing is None:
             _draft_for_nobody(engine, drafter.name)
-            keep(file, asdict(engine.policy.timings[drafter.name]))
-        else:
-            engine.policy.timings[drafter.name] = timing
+            timing = engine.policy.timings[drafter.name].before_work()
+            if timing.known():
+                keep(file, timing.kept())
+        engine.policy.timings[drafter.name] = timing
+
+
+def _what(engine: "Engine", drafter: Drafter) -> Any:
+    """All that its time depends on but the target: where it was read from is not among it."""
+    models = [runner.model for runner in drafter.runners]
+    models += [part for part in vars(drafter).values() if isinstance(part, nn.Module)]
+    weights = [(str(p.dtype), list(p.shape)) for model in models for p in model.parameters()]
+    options = {key: value for key, value in drafter.config.options.items() if key != "model"}
+    room = min(engine.kv.total, TEXTS[-1] * (PROMPT + WRITTEN)), engine.scheduler.max_rows
+    return drafter.name, weights, options, _prompt(engine), engine.config.max_num_seqs, room
+
+
+def _prompt(engine: "Engine") -> int:
+    return min(PROMPT, engine.max_model_len - WRITTEN)
 
 
 def _draft_for_nobody(engine: "Engine", drafter: str) -> None:
-    draw, vocabulary, start = Random(0), range(engine.runner.vocabulary), perf_counter()
-    written = STEPS * (1 + DRAFTED)  # at most
-    prompt = max(1, min(PROMPT, engine.max_model_len - written))
     params = SamplingParams(
         temperature=0.0,
-        max_tokens=written,
+        max_tokens=WRITTEN,
         ignore_eos=True,
         speculation={"method": drafter, "num_speculative_tokens": DRAFTED},
     )
-    for texts in [count for count in TEXTS if count <= engine.config.max_num_seqs]:
-        for _ in range(ROUNDS):  # never of the same prompts, which would have been read
-            prompts = [draw.choices(vocabulary, k=prompt) for _ in range(texts)]
-            names = [engine.add(each, params) for each in prompts]
-            for _ in range(STEPS):
-                engine.step()
-            for name in names:
-                engine.abort(name)
+    # They would be looked up in, which says nothing and may take long.
+    documents, engine.intake.documents = engine.intake.documents, ()
+    draw, start = Random(0), perf_counter()
+    for texts in [count for count in TEXTS if count <= engine.config.max_num_seqs] * ROUNDS:
+        _draft(engine, [_random(engine, draw) for _ in range(texts)], params)
         if perf_counter() - start > LONG:
             break
+    engine.intake.documents = documents
     engine.forget()
     engine.steps, engine.drafting.model_seconds = 0, 0.0
     engine.seconds.clear()
 
 
+def _random(engine: "Engine", draw: Random) -> list[int]:
+    """A prompt like no other, as what was read before is not read again. A vocabulary may be padded
+    with ids that stand for nothing."""
+    tokenizer = engine.loaded.tokenizer
+    known = engine.runner.vocabulary if tokenizer is None else len(tokenizer)
+    return draw.choices(range(min(known, engine.runner.vocabulary)), k=_prompt(engine))
+
+
+def _draft(engine: "Engine", prompts: list[list[int]], params: SamplingParams) -> None:
+    names = [engine.add(prompt, params) for prompt in prompts]
+    for _ in range(STEPS):
+        engine.step()
+    for name in names:
+        engine.abort(name)
+
+
 def _read(file: Path) -> Timing | None:
     try:
-        kept = json.loads(file.read_text())
-        return Timing(**{name: _by_size(value) for name, value in kept.items()})
+        return Timing.of(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError, AttributeError):
         return None  # never measured, or a file of another kind, which is replaced
-
-
-def _by_size(value: Any) -> Any:
-    """JSON has made words of the sizes."""
-    return {int(k): float(v) for k, v in value.items()} if isinstance(value, dict) else value

@@ -150,6 +150,20 @@ def test_a_pool_that_is_in_use_is_calibrated_like_one_that_is_not(
     assert not list(cache.rglob("*.json"))  # keys of one slot are read more quickly than others
 
 
+def test_nobody_waits_for_what_is_known_to_be_measured_again(
+    models: Models, cache: Path, stopwatch: Stopwatch
+) -> None:
+    make_llm(models.target, "ngram", kv_cache_tokens=24)
+    llm = make_llm(models.target, None, kv_cache_tokens=24)
+    engine = llm.engine
+    guest = Request("guest", [5], SamplingParams(), seed=0)
+    engine.kv.open(guest)
+    assert engine.kv.reserve(guest, 4)
+    assert engine.policy.cost.measured.rows == [1, 2, 3, 4, 8, 16]
+    assert stopwatch.rounds == [calibration.ROUNDS]  # though the next start would look again
+    engine.kv.close(guest)
+
+
 def test_crowds_are_measured_where_slots_suffice(
     models: Models, cache: Path, stopwatch: Stopwatch
 ) -> None:

@@ -1,7 +1,8 @@
-"""How long each drafter takes, measured while it works."""
+"""How long each drafter takes, measured while it works, and before by a rehearsal."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -96,6 +97,26 @@ class Timing:
     def seconds(self, requests: int, levels: int) -> float:
         """Of a call."""
         return self.level(requests) * levels
+
+    def before_work(self) -> "Timing":
+        """What a rehearsal has shown, and young: of the first calls in earnest the shortest counts,
+        as the rehearsal may have been disturbed."""
+        return replace(self, _calls=0)
+
+    def kept(self) -> dict[str, Any]:
+        """For a file."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, kept: dict[str, Any]) -> "Timing":
+        """From a file, in which sizes have become words."""
+
+        def by_size(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {int(size): float(seconds) for size, seconds in value.items()}
+            return value
+
+        return cls(**{name: by_size(value) for name, value in kept.items()})
 
 
 @dataclass
