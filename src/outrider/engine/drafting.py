@@ -9,10 +9,10 @@ from outrider.core.request import Request
 from outrider.core.tree import TokenTree, is_chain
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
-from outrider.drafters.merging import unite
 from outrider.drafters.worth import FREE, Worth
 from outrider.engine.crew import Crew, Plan
 from outrider.engine.cutting import Cut, Proposal, worth_checking
+from outrider.engine.lessons import Lessons
 from outrider.engine.policy.explain import Decisions, Explanation, explain
 from outrider.engine.policy.gate import Doubt, Pass
 from outrider.engine.policy.interest import Rest
@@ -34,9 +34,7 @@ class Drafting:
         self._proposals: dict[Request, list[Proposal]] = {}  # of the step under way
         self._turn = 0  # whose text is looked up next, while drafts follow each other
         self._alone: dict[Request, Drafter] = {}  # whose proposal is checked as it is, if anyone's
-        self._lessons: list[tuple[Request, str, TokenTree, list[int]]] = []  # for the policy
-        # Proposals of several drafters for one text, and what was written: for the policy as well.
-        self._meetings: list[tuple[list[Proposal], list[int]]] = []
+        self._lessons = Lessons(policy)
         self.decisions = Decisions()
         self.model_seconds = 0.0  # spent by drafters that run a model
         self.wanted = False  # whether a drafter that costs time should be asked in the next step
@@ -103,8 +101,7 @@ class Drafting:
             drafter.release(request)
 
     def reset(self) -> None:
-        self._lessons.clear()
-        self._meetings.clear()
+        self._lessons.forget()
         self.policy.reset()
         self.decisions = Decisions()
         for drafter in self.crew.all:
@@ -416,10 +413,7 @@ class Drafting:
             text = [*(tree.tokens[node] for node in verdict.kept), verdict.next_token]
             self.decisions.count(len(batch), len(tree), len(verdict.kept))
             proposals = self._proposals.get(request, ())
-            for proposal in proposals:
-                self._lessons.append((request, proposal.drafter.name, proposal.tree, text))
-            if len(proposals) > 1 and all(proposal.divisible for proposal in proposals):
-                self._meetings.append((list(proposals), text))
+            self._lessons.note(request, proposals, text)
             owners = {p.drafter for p in proposals if p.tree.source == tree.source}
             if len(owners) == 1 and len(tree):  # not merged
                 checked.setdefault(owners.pop(), []).append((request, tree, verdict))
@@ -429,17 +423,8 @@ class Drafting:
         self._proposals.clear()
 
     def learn(self) -> None:
-        """Tell the policy of the last review: the engine does so while the next pass is under way,
-        so that it does not wait for that."""
-        for lesson in self._lessons:
-            self.policy.learn(*lesson)
-        self._lessons.clear()
-        for proposals, text in self._meetings:
-            drafters, trees, chances = zip(*proposals, strict=True)
-            names = [drafter.name for drafter in drafters]
-            self.policy.concord.learn(unite(list(trees)), names, list(chances), text)
-        self._meetings.clear()
-        self.policy.settle()
+        """Tell the policy of the last review."""
+        self._lessons.learn()
 
 
 def _left(request: Request) -> int:
