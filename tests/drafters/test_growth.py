@@ -216,7 +216,8 @@ def test_a_level_is_worth_the_seconds_that_its_tokens_would_take(
             worth = (gained - paid) / (second * written) if second else math.inf
             assert draft.next_level == pytest.approx(worth)
     floor = row * (1 + promised)
-    assert all(probability(toy, path) >= floor for path in paths_of(draft.tree("toy")))
+    unasked = [path for path in paths_of(draft.tree("toy")) if probability(toy, path) < floor]
+    assert len(unasked) <= 1 and all(len(path) == 1 for path in unasked)  # the first guess
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -236,6 +237,14 @@ def test_dearer_levels_and_rows_make_smaller_trees(seed: int) -> None:
     assert depths == sorted(depths, reverse=True) and depths[-1] == 1
     sizes = [len(grown(0.0, row)) for row in (0.0, 0.02, 0.1, 0.3)]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_first_guess_is_told_whatever_rows_cost() -> None:
+    """It is there anyway; and whether it holds tells how far such guesses are right."""
+    toy = Toy(1, 6)
+    tree, further = grow(Grown(REQUEST, 12, 6, Prices(row=10.0)), toy)
+    assert (tree.tokens, further) == (list(toy.best((), 1).tokens), [])
+    assert not len(grow(Grown(REQUEST, 12, 6, Prices(row=10.0), least=1.0), toy)[0])
 
 
 class Promising(Draft):

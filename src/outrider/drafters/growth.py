@@ -132,7 +132,7 @@ class Grown(Draft):
     had its parent among the best all along. Of those, none is expanded that cannot have a child
     among them.
 
-    Nodes that are not worth their price stay away.
+    Nodes that are not worth their price stay away, but for the first guess.
     """
 
     def __init__(
@@ -162,7 +162,8 @@ class Grown(Draft):
     def add(self, node: int, found: Found) -> None:
         for token, confidence in zip(found.tokens, found.confidence, strict=True):
             chance = self._chance[node] * confidence
-            if chance < self._floor:
+            # The first guess is there anyway, and is judged whether or not it is worth a row.
+            if chance < (self._floor if self.tokens else self.least):
                 return  # the next ones are no better
             new = len(self.tokens)
             self.tokens.append(token)

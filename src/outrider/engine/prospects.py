@@ -33,14 +33,23 @@ def prospects(
     sizes = _sizes(drafter, max(rooms), outlines)
     seen = policy.seen(batch, drafter.name)
     found = [promised.get(request, 0.0) for request in batch]
-    gains = policy.gains(batch, drafter.name, sizes, outlines, rooms, found)
-    if _joins(drafter):  # for so little as it adds then, no prompt is read
+
+    def expected(hopeful: bool) -> np.ndarray:
+        """[requests, sizes]"""
+        gains = policy.gains(batch, drafter.name, sizes, outlines, rooms, found, hopeful)
+        if not _joins(drafter):
+            return gains
         read = np.array([backlogs[request] <= ROUTINE for request in batch])
         others = np.array([without[request] for request in batch])[:, None]
-        gains = np.where(read[:, None], _both(gains, others), gains)
+        # For so little as it adds to others, no prompt is read.
+        return np.where(read[:, None], _both(gains, others), gains)
+
+    hoped = expected(hopeful=True) if policy.curious(drafter.name, seen) else [None] * len(batch)
     return sizes, [
-        Outlook(own, without[request], room, len(proposed.get(request, ())), drafts)
-        for request, own, room, drafts in zip(batch, gains, rooms, seen, strict=True)
+        Outlook(own, without[request], room, len(proposed.get(request, ())), drafts, hope)
+        for request, own, room, drafts, hope in zip(
+            batch, expected(hopeful=False), rooms, seen, hoped, strict=True
+        )
     ]
 
 

@@ -13,6 +13,7 @@ from outrider.core.tree import ROOT, TokenTree
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.shapes import Shape, best_shape, chain
 from outrider.drafters.worth import FREE, Worth
+from outrider.engine.policy.offer import ENOUGH, Outlook
 from outrider.engine.policy.timing import Timing
 from outrider.engine.prospects import prospects
 
@@ -151,6 +152,26 @@ def test_a_request_is_promised_no_more_than_it_has_room_for() -> None:
     assert max(size.nodes for size in sizes) == 8
     assert len(set(small.gains)) == 1  # one node, whatever the tree
     assert max(large.gains) > max(small.gains)
+
+
+def test_of_a_trusted_drafter_more_is_hoped_for_where_nothing_was_seen_of_it() -> None:
+    replay = Replay([Ranked])
+    [drafter] = replay.members
+    request = Request("a", [1], SamplingParams(), seed=0)
+
+    def outlook() -> Outlook:
+        nothing = {request: 0.0}
+        unread = {request: 0}
+        _, [found] = prospects(replay.policy, drafter, {request: 8}, unread, nothing, {}, nothing)
+        return found
+
+    assert outlook().hoped is None  # a stranger is hoped for in the first place
+    replay.policy.promise(drafter.name, (0.5, 0.5))
+    new = outlook()
+    assert new.hoped is not None and min(new.hoped) > max(new.gains[:1])
+    for _ in range(ENOUGH):
+        replay.policy.learn(request, drafter.name, TokenTree.chain([5], drafter.name), [5])
+    assert outlook().hoped is None
 
 
 class Beside:

@@ -275,14 +275,18 @@ def promised(*shares: float) -> Policy:
     return policy
 
 
-def offered(policy: Policy, texts: int) -> int:
-    """Texts of a new batch that a drafter is asked for."""
+def offered(policy: Policy, texts: int, others: float = 1.0) -> int:
+    """Texts of a new batch that a drafter is asked for, where the pass writes so many tokens for
+    each without it."""
     requests = [ask() for _ in range(texts)]
     sizes, base = [Size(1, 1)], Pass(texts, texts, texts, 0)
     gains = policy.gains(requests, "d", sizes, [], [1] * texts)
     outlooks = [Outlook(own.tolist(), 0.0, 1, seen=0) for own in gains]
+    if policy.curious("d", [0] * texts):
+        hopes = policy.gains(requests, "d", sizes, [], [1] * texts, hopeful=True)
+        outlooks = [o._replace(hoped=own.tolist()) for o, own in zip(outlooks, hopes)]
     price = policy.price("d", [0] * texts, base, follows=False)
-    offer = policy.ask("d", outlooks, sizes, base, 1 / 10.0, price)
+    offer = policy.ask("d", outlooks, sizes, base, others / 10.0, price)
     return 0 if offer is None else len(offer.chosen)
 
 
@@ -295,6 +299,18 @@ def test_a_drafter_whose_training_has_shown_what_it_can_need_not_show_it_first()
     texts = 2 * AT_FIRST
     assert offered(promised(0.7, 0.7), texts) == texts
     assert offered(promised(), texts) == AT_FIRST  # no report is no promise
+
+
+def test_a_trusted_drafter_is_tried_on_texts_that_may_suit_it_better() -> None:
+    """What it was promised to do does not pay, but these may be easier."""
+    texts = 2 * AT_FIRST
+    assert offered(promised(0.7, 0.7), texts, others=1.75) == AT_FIRST
+    assert offered(promised(0.7, 0.7), texts, others=1.9) == 0  # so easy are none
+    policy = promised(0.7, 0.7)
+    assert policy.curious("d", [0] * texts)
+    assert not policy.curious("d", [ENOUGH] * texts)  # as easy as was seen
+    fail(policy, 100)
+    assert not policy.curious("d", [0] * texts)  # nobody trusts it: it is hoped for anyway
 
 
 def test_who_does_not_keep_a_promise_is_judged_like_others() -> None:

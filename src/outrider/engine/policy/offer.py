@@ -22,6 +22,8 @@ class Outlook(NamedTuple):
     room: int  # nodes that it may have
     proposed: int = 0  # nodes of that, in whose place the draft would come
     seen: int = ENOUGH  # drafts of this drafter for it
+    # `gains` if it is easier than those that a trusted drafter has seen; None: it was seen itself.
+    hoped: Sequence[float] | np.ndarray | None = None
 
 
 class Size(NamedTuple):

@@ -119,14 +119,16 @@ class Policy:
         outlines: list[Shape],
         rooms: list[int],
         promised: list[float] | None = None,
+        hopeful: bool = False,
     ) -> np.ndarray:
         """Before anything is drafted: the tokens that each request may expect of drafts of these
         sizes, of which it may have so many nodes: [requests, sizes]. Without `outlines`, by their
-        depth. `promised`: what lookups have found for each promises so many."""
+        depth. `promised`: what lookups have found for each promises so many. `hopeful`: hope for
+        easy texts even of a drafter that is trusted."""
         track = self.tracks[drafter]
         odds = np.array([self._record(request, drafter).odds for request in requests])
         seen = np.array(self.seen(requests, drafter))
-        judged = self._trusted(drafter) or _tested(seen.tolist())
+        judged = _tested(seen.tolist()) or (self._trusted(drafter) and not hopeful)
         if not judged and track.hope > HOPELESS:  # they may be of another kind than those before
             odds[seen < ENOUGH] *= BETTER
         if promised is not None:
@@ -140,6 +142,11 @@ class Policy:
         sums = np.pad(trees.cumsum(2), ((0, 0), (0, 0), (1, 0)))  # [requests, shapes, nodes]
         each = np.arange(len(requests))[:, None]
         return sums[each, which, np.minimum(taken, np.array(rooms)[:, None])]
+
+    def curious(self, drafter: str, seen: list[int]) -> bool:
+        """Whether a drafter that is trusted was not seen yet with texts like these, of which so
+        many drafts each were judged."""
+        return self._trusted(drafter) and not _tested(seen)
 
     def seen(self, requests: list[Request], drafter: str) -> list[int]:
         """How many drafts of it were judged for each."""
@@ -351,6 +358,11 @@ class Policy:
         the pass promises without it. `late`: whether the next pass should wait for it."""
         offer = best_offer(outlooks, sizes, base, self.cost, price)
         pays = self.pays(drafter, offer, outlooks, base, speed)
+        known = self._known(drafter, outlooks)
+        hopes = [o._replace(gains=o.hoped) for o in outlooks if o.hoped is not None]
+        if hopes and not pays:  # as things are with texts that it knows: these may be easier
+            offer = best_offer(hopes, sizes, base, self.cost, price)
+            pays, known = self.pays(drafter, offer, hopes, base, speed), False
         self._at_work.discard(drafter)
         if offer is None:
             return None
@@ -358,7 +370,7 @@ class Policy:
         if pays:
             self._at_work.add(drafter)
             self._pauses[drafter].end()
-        if pays and self._known(drafter, outlooks) and not young:
+        if pays and known and not young:
             return offer
         # It is tried on texts that it has read: after a miss others may seem more promising, and
         # would have to be read, and would tell nothing of what a draft takes.
