@@ -228,6 +228,24 @@ def test_texts_are_indexed_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch)
     assert not drafter._remembered
 
 
+def test_a_drafters_own_texts_are_known_for_good(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of requests are forgotten with all that was learned of them."""
+    made: list[str] = []
+    real = documents.TextIndex
+    monkeypatch.setattr(documents, "TextIndex", lambda text: made.append(text) or real(text))
+    large = "x" * documents.LARGE
+    drafter = make_drafter(tokenizer, documents=[large + PARTY, MIXED])
+    for _ in range(2):
+        request = make_request(tokenizer, "x", large + MIXED)
+        drafter.lookup(request, [], 3)
+        drafter.release(request)
+        drafter.reset()
+    assert sum(large + PARTY in text for text in made) == 1
+    assert sum(large + MIXED in text for text in made) == 2
+
+
 def test_a_large_document_is_indexed_once_whatever_comes_with_it(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from tests.engine.helpers import Models, Trees, entry_point, make_llm, random_pr
 from outrider.core.errors import ConfigError
 from outrider.core.params import SamplingParams
 from outrider.drafters import registry
+from outrider.drafters.base import Drafter
 from outrider.drafters.registry import drafter_class, drafter_names, parse_config
 
 
@@ -30,6 +31,15 @@ def test_an_entry_point_has_the_name_of_its_drafter(monkeypatch: pytest.MonkeyPa
     """By which requests ask for it."""
     monkeypatch.setattr(registry, "entry_points", lambda **_: [entry_point("mine", Trees)])
     with pytest.raises(ConfigError, match=f"'mine' from .* calls itself '{Trees.name}'"):
+        registry.drafter_class("mine")
+
+
+def test_a_drafter_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nameless(Drafter):
+        pass
+
+    monkeypatch.setattr(registry, "entry_points", lambda **_: [entry_point("mine", Nameless)])
+    with pytest.raises(ConfigError, match=r"'mine' from .* calls itself None"):
         registry.drafter_class("mine")
 
 

@@ -13,6 +13,7 @@ from outrider.engine import rehearsal, sequence
 from outrider.engine.engine import Engine
 from outrider.engine.llm import LLM
 from outrider.engine.policy import calibration
+from outrider.engine.scheduler import Scheduler
 
 
 @pytest.fixture
@@ -55,19 +56,26 @@ def test_what_a_draft_takes_is_known_before_the_first_request(
     assert again == timing and rehearsed == ["draft_model"]
 
 
-def test_nothing_else_is_left_of_it(models: Models, cache: Path) -> None:
-    params = SamplingParams(temperature=0.8, seed=1, max_tokens=24, ignore_eos=True)
-    written = []
-    for _ in ("rehearsed", "from the cache"):
-        llm = auto(models, max_num_seqs=8)
-        engine = llm.engine
+def test_nothing_else_is_left_of_it(
+    models: Models, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preempted: list[str] = []
+    preempt = Scheduler._preempt
+    monkeypatch.setattr(
+        Scheduler, "_preempt", lambda self, *job: preempted.append("") or preempt(self, *job)
+    )
+    # So small a pool has too little room for eight texts.
+    for rehearsed in (True, False):
+        engine = auto(models, max_num_seqs=8, kv_cache_tokens=120).engine
         assert engine.idle and engine.steps == 0 and not engine.seconds
+        assert engine.scheduler.preemptions == engine.stopwatch.writing_steps == 0
+        assert engine.policy.timings["draft_model"].known()
+        assert bool(preempted) == rehearsed
+        preempted.clear()
         assert engine.kv.available == engine.kv.total
         assert not any(track.levels[0].count for track in engine.policy.tracks.values())
         suffix: Any = engine.drafting.crew.members[0]
         assert not suffix._finished and len(suffix.archive) == 0
-        written.append(llm.generate([[5, 6, 7]], params)[0].outputs[0].token_ids)
-    assert written[0] == written[1]
 
 
 def test_a_broken_file_is_replaced(models: Models, cache: Path, rehearsed: list[str]) -> None:

@@ -148,8 +148,7 @@ class Drafter:
 
     @property
     def weighs(self) -> bool:
-        """Whether it knows by its own guesses how far a draft pays, once it is told what a token
-        takes."""
+        """Whether it goes by its own guesses how far a draft pays, told what a token takes."""
         return False
 
     levels = 0  # passes of the last drafts, where it weighs that; the last may have found nothing

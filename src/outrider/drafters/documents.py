@@ -85,7 +85,10 @@ class DocumentsDrafter(LookupDrafter):
         self._sources.pop(request, None)
 
     def reset(self) -> None:
-        self._remembered.clear()
+        given = {document.text for document in self.given}  # no request has brought those
+        self._remembered = OrderedDict(
+            (texts, source) for texts, source in self._remembered.items() if given.issuperset(texts)
+        )
 
     def _sources_of(self, request: Request) -> list[Source]:
         found = self._sources.get(request)

@@ -136,8 +136,7 @@ class FeatureDrafter(TrainedDrafter):
     def _after(self, segments: list[Segment], features: Tensor) -> Tensor:
         """The head's state after each segment [segments, hidden size]; features [rows, hidden
         size]."""
-        ends = [end - 1 for end in accumulate(map(len, segments))]
-        return self._forward(segments, features)[ends]
+        return self._forward(segments, features)[_ends(segments)]
 
     # ---- drafting ----
 
@@ -247,8 +246,7 @@ class RecurrentDrafter(FeatureDrafter):
         is a quarter of the work where it is the only one."""
         inputs, count = self._inputs(segments, features), len(segments)
         beyond = len(inputs.tokens) - len(features)
-        ends = [end - 1 for end in accumulate(map(len, segments))]
-        ends += [0] * self._beyond("ends", count)
+        ends = _ends(segments) + [0] * self._beyond("ends", count)
         last = pass_over_ends(segments, self.device, beyond, len(ends))
         step = last if self._layers == 1 else pass_over(segments, self.device, beyond)
         wanted = torch.tensor(ends, device=self.device)
@@ -267,6 +265,11 @@ class RecurrentDrafter(FeatureDrafter):
 
         fusable = unfused_because(self.head, self.dtype) is None
         return FusedLoop(self, table, cuda) if fusable else None
+
+
+def _ends(segments: list[Segment]) -> list[int]:
+    """The last row of each, among the rows of all."""
+    return [end - 1 for end in accumulate(map(len, segments))]
 
 
 def _text_rows(request: Request, start: int, end: int) -> Rows:

@@ -106,7 +106,7 @@ class GrowingDrafter(Drafter):
 
     @property
     def weighs(self) -> bool:
-        return self._tree == "confidence" and bool(self.measured.level_times)
+        return self._tree == "confidence"
 
     def propose_to(
         self, batch: list[Request], budgets: list[int], depth: int, worth: Worth = FREE

@@ -132,7 +132,7 @@ class Grown(Draft):
     had its parent among the best all along. Of those, none is expanded that cannot have a child
     among them.
 
-    Nodes that are not worth their price stay away, but for the first guess.
+    Nodes that are not worth their price stay away, but for the first guess if it is at all likely.
     """
 
     def __init__(

@@ -43,8 +43,9 @@ def drafter_class(name: str) -> type[Drafter]:
         found = point.load()
         if not (isinstance(found, type) and issubclass(found, Drafter)):
             raise ConfigError(f"drafter {name!r} from {point.value} is not a subclass of Drafter")
-        if found.name != name:  # requests name it so, and reports
-            raise ConfigError(f"drafter {name!r} from {point.value} calls itself {found.name!r}")
+        called = getattr(found, "name", None)
+        if called != name:  # requests name it so, and reports
+            raise ConfigError(f"drafter {name!r} from {point.value} calls itself {called!r}")
         return found
     raise ConfigError(unknown_name("drafter", name, drafter_names()))
 

@@ -237,7 +237,8 @@ class Drafting:
         price = self.policy.price(drafter.name, reading, ahead, follows, left)
         offer = self.policy.ask(drafter.name, outlooks, sizes, ahead, cut.speed, price, late)
         step = self.policy.cost.seconds(base.rows, base.sequences, base.keys)
-        paid = self.policy.pays(drafter.name, offer, outlooks, base, cut.speed)  # and not on trial
+        # By its own figures or by better ones that are hoped for; a try that promises less is none.
+        paid = self.policy.pays(drafter.name, offer, outlooks, base, cut.speed)
         # Lookups that have something for everybody keep it away; a step later they may have none.
         telling = not all(len(cut.trees[request]) for request in mine)
         doubt.answered(paid, len(mine), perf_counter() - start, step, telling)

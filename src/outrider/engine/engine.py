@@ -124,7 +124,7 @@ class Engine:
         self.kv.reserve(blank, free)
         try:
             slots = blank.reserved + array("q", [SCRAP]) * (wanted - free)
-            return calibrate(self.runner, slots, self.config.max_num_seqs)
+            return calibrate(self.runner, slots, self.config.max_num_seqs, self.idle)
         finally:
             self.kv.close(blank)
 

@@ -18,6 +18,7 @@ from outrider.core.params import SamplingParams
 from outrider.drafters.base import Drafter
 from outrider.engine.policy.calibration import file_of, keep
 from outrider.engine.policy.timing import ROUTINE, Timing
+from outrider.engine.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
@@ -53,9 +54,13 @@ def _what(engine: "Engine", drafter: Drafter) -> Any:
     models = [runner.model for runner in drafter.runners]
     models += [part for part in vars(drafter).values() if isinstance(part, nn.Module)]
     weights = [(str(p.dtype), list(p.shape)) for model in models for p in model.parameters()]
-    options = {key: value for key, value in drafter.config.options.items() if key != "model"}
+    options = dict(drafter.config.options)
+    if weights:
+        options.pop("model", None)
+    # A name may stand for several classes: tokenizers decide how a draft model is followed.
+    who = drafter.name, type(drafter).__qualname__, weights, options
     room = min(engine.kv.total, TEXTS[-1] * (PROMPT + WRITTEN)), engine.scheduler.max_rows
-    return drafter.name, weights, options, _prompt(engine), engine.config.max_num_seqs, room
+    return who, _prompt(engine), engine.config.max_num_seqs, room
 
 
 def _prompt(engine: "Engine") -> int:
@@ -78,7 +83,8 @@ def _draft_for_nobody(engine: "Engine", drafter: str) -> None:
             break
     engine.intake.documents = documents
     engine.forget()
-    engine.steps, engine.drafting.model_seconds = 0, 0.0
+    engine.steps, engine.scheduler.preemptions, engine.drafting.model_seconds = 0, 0, 0.0
+    engine.stopwatch = Stopwatch(engine.runner, engine.drafting)
     engine.seconds.clear()
 
 

@@ -9,7 +9,7 @@ with rows of nobody, which write the scrap slot and attend to nothing.
 import torch
 
 EXACT = 16  # rows that a lone text with a tree has: all these sizes come back soon
-MOST = 256  # beyond that, passes read prompts, and preparing is a small part of them
+MOST = 256  # beyond that, passes read prompts or serve crowds: preparing is a small part of them
 STEP = 4  # rows at least, and
 SHARE = 16  # of the next power of two so large a part
 

@@ -95,6 +95,19 @@ def test_of_all_rounds_the_fastest_pass_counts(
     passes: Any = {1: ([1], 4), 2: ([2], 4)}
     slots = array("q", range(1, 20))
     assert calibration.measure(runner, passes, slots, 3) == [1.0, 2.0]
+    took = iter([9.0, 8.0, 1.0, 3.0, 2.0, 2.0])
+    monkeypatch.setattr(calibration, "PATIENCE", 0.0)
+    assert calibration.measure(runner, passes, slots, 3) == [9.0, 8.0]
+
+
+def test_what_takes_long_is_measured_at_one_start(
+    models: Models, cache: Path, stopwatch: Stopwatch
+) -> None:
+    """A large model would have every start wait; and in a long pass little is disturbed."""
+    stopwatch.times = 1000.0
+    found = [make_llm(models.target, "ngram").engine.policy.cost.measured for _ in range(3)]
+    assert stopwatch.rounds == [calibration.ROUNDS]
+    assert found[0] == found[1] == found[2]
 
 
 def test_another_precision_is_another_calibration(models: Models, cache: Path) -> None:
@@ -153,15 +166,15 @@ def test_a_pool_that_is_in_use_is_calibrated_like_one_that_is_not(
 def test_nobody_waits_for_what_is_known_to_be_measured_again(
     models: Models, cache: Path, stopwatch: Stopwatch
 ) -> None:
-    make_llm(models.target, "ngram", kv_cache_tokens=24)
-    llm = make_llm(models.target, None, kv_cache_tokens=24)
-    engine = llm.engine
-    guest = Request("guest", [5], SamplingParams(), seed=0)
-    engine.kv.open(guest)
-    assert engine.kv.reserve(guest, 4)
-    assert engine.policy.cost.measured.rows == [1, 2, 3, 4, 8, 16]
+    slots = calibration.SLOTS + 100
+    make_llm(models.target, "ngram", kv_cache_tokens=slots)
+    engine = make_llm(models.target, None, kv_cache_tokens=slots).engine
+    engine.add([5, 6, 7], SamplingParams(max_tokens=20, ignore_eos=True))
+    engine.step()
+    assert engine.policy.cost.measured.rows
     assert stopwatch.rounds == [calibration.ROUNDS]  # though the next start would look again
-    engine.kv.close(guest)
+    make_llm(models.target, "ngram", kv_cache_tokens=slots)
+    assert stopwatch.rounds == [calibration.ROUNDS, calibration.MORE_ROUNDS]
 
 
 def test_crowds_are_measured_where_slots_suffice(

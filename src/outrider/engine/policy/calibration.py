@@ -1,7 +1,7 @@
 """Seconds at start, kept per model, device and version: what passes cost here.
 
-A machine that others use as well shows what a pass takes only now and then. So the next starts
-look again, for about a second each, and of every pass the fastest of all starts counts: it was
+A processor that others use as well shows what a pass takes only now and then. So the next starts
+look again, if that is quickly done, and of every pass the fastest of all starts counts: it was
 disturbed least. Once a few starts in a row have found nothing faster, no more is looked.
 """
 
@@ -41,6 +41,8 @@ ROUNDS = 9  # over all passes at first; the very first one warms up,
 MORE_ROUNDS = 2  # and at later starts, until
 SETTLED = 3  # in a row have found no pass
 FASTER = 0.97  # of what it took
+PATIENCE = 20.0  # seconds at first, after which no other round begins, and
+SECOND_LOOK = 3.0  # at a later start, which does not look where it would take longer
 IN_A_ROW = 6  # passes on a GPU, which do not wait for the host between them: nor do they later
 SLOTS = max(texts * CONTEXT + rows[-1] for texts, rows in CROWDS)  # that measuring likes to have
 
@@ -55,15 +57,15 @@ class Kept(NamedTuple):
     settled: int  # starts in a row that have found nothing faster
 
 
-def calibrate(runner: Runner, slots: array, most: int) -> Measured:
+def calibrate(runner: Runner, slots: array, most: int, idle: bool = True) -> Measured:
     """From the cache and measured now; what the slots hold is overwritten. `most`: texts that a
-    pass may have."""
+    pass may have. `idle`: nobody waits, nor uses slots."""
     passes = _passes(runner, slots, most)
     file = file_of(runner, list(passes.items()))
     kept = _read(file)
     if kept is None or len(kept.seconds) != len(passes):
         seconds, settled = measure(runner, passes, slots, ROUNDS), 0
-    elif kept.settled == SETTLED or SCRAP in slots:  # others wait, and share the slots
+    elif not idle or kept.settled >= SETTLED or _lasting(runner, kept):
         return _measured(passes, kept.seconds)
     else:
         now = measure(runner, passes, slots, MORE_ROUNDS)
@@ -75,13 +77,21 @@ def calibrate(runner: Runner, slots: array, most: int) -> Measured:
     return _measured(passes, seconds)
 
 
+def _lasting(runner: Runner, kept: Kept) -> bool:
+    """Whether what was measured is good enough: on a GPU, which is seldom shared and captures each
+    pass anew, or where passes are so long that a moment's disturbance hardly shows in them."""
+    return runner.runs_ahead or MORE_ROUNDS * sum(kept.seconds) > SECOND_LOOK
+
+
 def measure(runner: Runner, passes: Passes, slots: array, rounds: int) -> list[float]:
     """Seconds of each, the fastest time. In rounds over all, so that a machine that is busy for a
     moment slows down all alike."""
     segments = [_segments(sizes, before, slots) for sizes, before in passes.values()]
-    fastest = [inf] * len(passes)
+    fastest, start = [inf] * len(passes), perf_counter()
     for _ in range(rounds):
         fastest = [min(known, _timed(runner, own)) for known, own in zip(fastest, segments)]
+        if perf_counter() - start > PATIENCE:
+            break
     return fastest
 
 

@@ -57,7 +57,7 @@ class PassCost:
     _plain: dict[int, int] = field(default_factory=dict)  # passes without drafts,
     _drafted: dict[int, int] = field(default_factory=dict)  # and with, since the last of those
     _curves: dict[int, list[float]] = field(default_factory=dict)
-    _filled_up: list[int] = field(default_factory=list)  # by rows, as far as it was asked for
+    _pass_sizes: list[int] = field(default_factory=list)  # by rows, as far as it was asked for
     # By the batch size itself: how much slower passes without drafts are.
     _plainly: dict[int, float] = field(default_factory=dict)
 
@@ -128,7 +128,7 @@ class PassCost:
         nothing up to the rows that a pass has anyway."""
         if self.filled_up is as_many:
             return self._line(rows, more, sequences, keys)
-        known = self._filled_up
+        known = self._pass_sizes
         known += map(self.filled_up, range(len(known), rows + more + 1))
         sizes = known[rows : rows + more + 1]
         first = sizes[0]
