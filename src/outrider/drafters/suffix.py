@@ -16,7 +16,7 @@ MOST_MATCHES = 8  # in each of the two; more of them cost time and gain nothing
 MOST_TOKENS = 2_000_000  # of all finished requests together; about 100 MB
 PROMPT_TAIL = 24  # tokens of a finished prompt that are kept, so that its answer's start is found
 # Where nobody weighs gain against cost, a less likely token is not worth its row.
-LEAST_TOKEN = 0.25
+LEAST_TOKEN = 0.2
 
 TRUST_AT_FIRST = 0.4
 LEARNING_RATE = 0.1  # of trust, per token
