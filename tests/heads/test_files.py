@@ -352,10 +352,10 @@ def test_where_passes_run_ahead_a_report_promises_nothing(
     (folder / "report.json").write_text('{"held out": [{"depths": [0.9]}]}')
     llm = make_llm(models.target, {"method": "eagle3", "model": str(folder)})
     crew = llm.engine.drafting.crew
-    llm.engine.policy._promised.clear()
+    llm.engine.policy.standing._promised.clear()
     monkeypatch.setattr(type(crew._runner), "runs_ahead", True)
     crew._bind(crew.root)
-    assert not llm.engine.policy._promised
+    assert not llm.engine.policy.standing._promised
     monkeypatch.setattr(type(crew._runner), "runs_ahead", False)
     crew._bind(crew.root)
-    assert llm.engine.policy._promised == {"eagle3": (0.9,)}
+    assert llm.engine.policy.standing._promised == {"eagle3": (0.9,)}

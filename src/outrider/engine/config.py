@@ -8,6 +8,8 @@ import torch
 from outrider.core.documents import Document, GivenDocuments, as_documents
 from outrider.core.errors import ConfigError, unknown_name
 
+GPU_ROWS, CPU_ROWS = 2048, 512  # of a pass, where the user does not say
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -51,3 +53,15 @@ class EngineConfig:
     @property
     def document_list(self) -> tuple[Document, ...]:
         return as_documents(self.documents, ConfigError)
+
+    def longest_text(self, model: str, longest: int) -> int:
+        """Tokens, where the model was made for so many."""
+        if self.max_model_len is not None and self.max_model_len > longest:
+            raise ConfigError(
+                f"max_model_len={self.max_model_len} is above what {model} was made for ({longest})"
+            )
+        return self.max_model_len or longest
+
+    def pass_rows(self, on_gpu: bool) -> int:
+        """Prompts are read in parts, so that nobody waits long; a GPU reads more at once."""
+        return self.max_num_batched_tokens or (GPU_ROWS if on_gpu else CPU_ROWS)

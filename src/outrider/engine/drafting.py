@@ -4,20 +4,20 @@ import sys
 from dataclasses import replace
 from time import perf_counter
 
-from outrider.core.errors import OutriderError
 from outrider.core.request import Request
 from outrider.core.tree import TokenTree, is_chain
 from outrider.core.verdict import Span, Verdict
 from outrider.drafters.base import DraftConfig, Drafter
 from outrider.drafters.worth import FREE, Worth
+from outrider.engine.calls import Calls
 from outrider.engine.crew import Crew, Plan
 from outrider.engine.cutting import Cut, Proposal, worth_checking
 from outrider.engine.lessons import Lessons
 from outrider.engine.policy.explain import Decisions, Explanation, explain
 from outrider.engine.policy.gate import Doubt, Pass
 from outrider.engine.policy.interest import Rest
+from outrider.engine.policy.offer import Offer
 from outrider.engine.policy.policy import Policy
-from outrider.engine.policy.timing import ROUTINE
 from outrider.engine.prospects import prospects
 from outrider.model.kv import KVCache
 from outrider.model.runner import Runner
@@ -34,9 +34,9 @@ class Drafting:
         self._proposals: dict[Request, list[Proposal]] = {}  # of the step under way
         self._turn = 0  # whose text is looked up next, while drafts follow each other
         self._alone: dict[Request, Drafter] = {}  # whose proposal is checked as it is, if anyone's
+        self.calls = Calls(policy, runner.vocabulary)
         self._lessons = Lessons(policy)
         self.decisions = Decisions()
-        self.model_seconds = 0.0  # spent by drafters that run a model
         self.wanted = False  # whether a drafter that costs time should be asked in the next step
         self.hurried = False  # whether the device waits for the host, as the engine has last seen
         self._rest = Rest()
@@ -245,7 +245,25 @@ class Drafting:
         if offer is None or late:
             self.wanted = self.wanted or offer is not None
             return False
-        chosen = [mine[i] for i in offer.chosen]
+        chosen = {mine[i]: backlogs[mine[i]] for i in offer.chosen}
+        self._order(drafter, offer, chosen, budget, cut.expected)
+        if follows:  # it goes on by itself only below chains of its own
+            for request in chosen:
+                proposals = self._proposals[request]
+                if proposals and sum(proposals[-1].chances) >= cut.expected[request]:
+                    self._alone[request] = drafter
+        return True
+
+    def _order(
+        self,
+        drafter: Drafter,
+        offer: Offer,
+        backlogs: dict[Request, int],
+        budget: dict[Request, int],
+        promised: dict[Request, float],
+    ) -> None:
+        """Have it draft as it has offered, for requests of which it has so much to read; lookups
+        have promised so many tokens for each."""
         nodes, depth = offer.size
         if drafter.weighs:  # by its guesses, where the offer goes by what drafts were like so far
             nodes, depth = drafter.longest, drafter.depth(drafter.longest)
@@ -253,15 +271,9 @@ class Drafting:
         if few is not None:  # as deep as it may: what that takes is not known yet, either
             nodes = min(few, drafter.longest)
             depth = drafter.depth(nodes)
-        most = {request: min(nodes, budget[request]) for request in chosen}
-        worth = offer.worth._replace(promised=cut.expected)
-        self._call(drafter, chosen, most, sum(backlogs[r] for r in chosen), depth, worth)
-        if follows:  # it goes on by itself only below chains of its own
-            for request in chosen:
-                proposals = self._proposals[request]
-                if proposals and sum(proposals[-1].chances) >= cut.expected[request]:
-                    self._alone[request] = drafter
-        return True
+        most = {request: min(nodes, budget[request]) for request in backlogs}
+        worth = offer.worth._replace(promised=promised)
+        self._call(drafter, list(backlogs), most, sum(backlogs.values()), depth, worth)
 
     def _call(
         self,
@@ -272,44 +284,14 @@ class Drafting:
         depth: int | None = None,
         worth: Worth = FREE,
     ) -> None:
-        """Have one drafter propose for a batch, of which it has so much to read; the policy asks
-        for no more than its longest, and for a depth."""
+        """Have one drafter propose for a batch; the policy asks for no more than its longest."""
         budgets = [
             budget[r] if self._plans[r].length is not None else min(budget[r], drafter.longest)
             for r in batch
         ]
-        prepared, start = drafter.prepared, perf_counter()
-        if depth is None:
-            trees = drafter.propose(batch, budgets)
-        else:
-            trees = drafter.propose_to(batch, budgets, depth, worth)
-        seconds = perf_counter() - start
-        if drafter.prepared == prepared:  # what is built once does not tell what the next one takes
-            timing, levels = self.policy.timings[drafter.name], depth or drafter.depth(max(budgets))
-            if drafter.weighs:
-                levels = drafter.levels
-            if backlog <= ROUTINE + len(batch):
-                timing.learn(seconds, len(batch), levels)
-            else:
-                timing.learn_reading(seconds, backlog, len(batch), levels)
-        if not drafter.light:
-            self.model_seconds += seconds
-            silent = [request for request, tree in zip(batch, trees) if not len(tree)]
-            self.policy.learn_silence(drafter.name, silent)
-        for request, tree, most in zip(batch, trees, budgets, strict=True):
-            self._check(drafter, tree, most)
-            if len(tree):
-                chances = self.policy.chances(request, drafter.name, tree)
-                self._proposals[request].append(Proposal(drafter, tree, chances))
-
-    def _check(self, drafter: Drafter, tree: TokenTree, budget: int) -> None:
-        tokens = tree.tokens
-        known = not tokens or (min(tokens) >= 0 and max(tokens) < self.runner.vocabulary)
-        if len(tree) > budget or not known:
-            raise OutriderError(
-                f"drafter {drafter.name!r} proposed {len(tree)} nodes {tree.tokens} for a "
-                f"budget of {budget} and {self.runner.vocabulary} token ids; this is its fault"
-            )
+        found = self.calls(drafter, batch, budgets, backlog, depth, worth)
+        for request, proposal in found.items():
+            self._proposals[request].append(proposal)
 
     def _cut(
         self, batch: list[Request], budget: dict[Request, int], base: Pass, room: int, late: bool

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from outrider.core.dictation import Dictation
-from outrider.core.errors import ConfigError, InvalidRequest, OutriderError
+from outrider.core.errors import InvalidRequest, OutriderError
 from outrider.core.outputs import Delta
 from outrider.core.params import SamplingParams
 from outrider.core.request import Request
@@ -45,8 +45,6 @@ from outrider.verify import pass_can_choose, verify, verify_chosen
 
 log = logging.getLogger(__name__)
 
-GPU_ROWS, CPU_ROWS = 2048, 512  # of a pass, where the user does not say
-
 
 class Engine:
     """Requests join and leave at any step; `step` does one pass and returns what it wrote."""
@@ -65,8 +63,9 @@ class Engine:
             trust_remote_code=config.trust_remote_code,
             quantization=config.quantization,
         )
-        self.max_model_len = self._context_length()
+        self.max_model_len = config.longest_text(self.loaded.name, self.loaded.context_length)
         fix_rotary(self.loaded.model, self.max_model_len)
+        self._rows = config.pass_rows(self.loaded.device.type == "cuda")
         self.runner = Runner(self.loaded, reproducible=config.reproducible)
         self.policy = Policy(self._calibrate)
         self.drafting = Drafting(self.draft_config, self.runner, self.policy)
@@ -82,7 +81,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.kv,
             config.max_num_seqs,
-            self._rows(),
+            self._rows,
             self.drafting.most,
             self.runner.replayed_rows,
             self.runner.reproducible,
@@ -135,24 +134,11 @@ class Engine:
         self.kv.forget()
         self.drafting.reset()
 
-    def _context_length(self) -> int:
-        longest, wanted = self.loaded.context_length, self.config.max_model_len
-        if wanted is not None and wanted > longest:
-            raise ConfigError(
-                f"max_model_len={wanted} is above what {self.loaded.name} was made for ({longest})"
-            )
-        return wanted or longest
-
-    def _rows(self) -> int:
-        """Prompts are read in parts, so that nobody waits long; a GPU reads more at once."""
-        default = GPU_ROWS if self.loaded.device.type == "cuda" else CPU_ROWS
-        return self.config.max_num_batched_tokens or default
-
     def _plan_memory(self) -> MemoryUse:
         """Once all models are loaded."""
         config = self.config
         wanted = Wanted(
-            rows=REPRODUCIBLE_ROWS if config.reproducible else self._rows(),
+            rows=REPRODUCIBLE_ROWS if config.reproducible else self._rows,
             sequences=config.max_num_seqs,
             longest=self.max_model_len,
             utilization=config.memory_utilization,
@@ -289,7 +275,7 @@ class Engine:
     def _draft(self, work: list[Work], late: bool = False) -> list[TokenTree]:
         """One tree per item; empty where nothing was granted."""
         drafting = [item for item in work if item.budget]
-        before = self.drafting.model_seconds
+        before = self.drafting.calls.model_seconds
         nothing = TokenTree.empty()
         trees: dict[int, TokenTree] = {}
         if drafting:
@@ -301,8 +287,8 @@ class Engine:
                 late,
             )
             trees = {id(item): tree for item, tree in zip(drafting, proposed, strict=True)}
-            self.seconds["draft_model"] = self.drafting.model_seconds
-        self._modelled = self.drafting.model_seconds - before
+            self.seconds["draft_model"] = self.drafting.calls.model_seconds
+        self._modelled = self.drafting.calls.model_seconds - before
         return [trees.get(id(item), nothing) for item in work]
 
     @phase("forward")

@@ -83,7 +83,8 @@ def _draft_for_nobody(engine: "Engine", drafter: str) -> None:
             break
     engine.intake.documents = documents
     engine.forget()
-    engine.steps, engine.scheduler.preemptions, engine.drafting.model_seconds = 0, 0, 0.0
+    engine.steps, engine.scheduler.preemptions = 0, 0
+    engine.drafting.calls.model_seconds = 0.0
     engine.stopwatch = Stopwatch(engine.runner, engine.drafting)
     engine.seconds.clear()
 

@@ -116,7 +116,7 @@ def test_a_report_is_an_introduction_while_it_holds() -> None:
     stranger, introduced = promised(), promised(0.7, 0.7)
     assert stranger.may_guess("d") == 1
     assert introduced.may_guess("d") is None
-    while "d" in introduced._promises:
+    while "d" in introduced.standing.promised:
         introduced.learn(new(), "d", TokenTree.chain([5], "d"), [9])
         introduced.settle()
     assert introduced.may_guess("d") == 1

@@ -33,7 +33,7 @@ def step(policy: Policy, requests: list[Request], right: int) -> None:
 def steps_until_broken(policy: Policy, requests: list[Request], right: int) -> int:
     for number in range(1, 200):
         step(policy, requests, right)
-        if "d" not in policy._promises:
+        if "d" not in policy.standing.promised:
             return number
     return 200
 
@@ -56,7 +56,7 @@ def test_who_keeps_it_about_is_believed(rate: float) -> None:
         policy, batch = promised(0.7, 0.7), texts(MANY)
         for _ in range(48):
             step(policy, batch, right=sum(rng.random() < rate for _ in batch))
-        assert "d" in policy._promises
+        assert "d" in policy.standing.promised
 
 
 @pytest.mark.parametrize(("honesty", "kept"), [(0.9, True), (0.0, False)])
@@ -64,7 +64,7 @@ def test_every_step_has_its_say(honesty: float, kept: bool) -> None:
     replay = Replay([oracle(honesty)])
     replay.policy.promise("oracle", (0.9, 0.9))
     replay.run(count=1, tokens=80)
-    assert ("oracle" in replay.policy._promises) == kept
+    assert ("oracle" in replay.policy.standing.promised) == kept
 
 
 def test_a_bad_step_now_and_then_is_none_too_many() -> None:
@@ -74,7 +74,7 @@ def test_a_bad_step_now_and_then_is_none_too_many() -> None:
         step(policy, batch, right=0)
         step(policy, batch, right=MANY)
         step(policy, batch, right=MANY)
-    assert "d" in policy._promises
+    assert "d" in policy.standing.promised
 
 
 def test_past_successes_are_no_credit_for_texts_of_another_kind() -> None:
@@ -101,10 +101,10 @@ def test_who_broke_it_is_a_stranger_until_all_is_forgotten() -> None:
 def test_silence_breaks_it_as_well() -> None:
     policy, batch = promised(0.7, 0.7), texts(MANY)
     for _ in range(3):
-        assert "d" in policy._promises
+        assert "d" in policy.standing.promised
         policy.learn_silence("d", batch)
         policy.settle()
-    assert "d" not in policy._promises
+    assert "d" not in policy.standing.promised
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])

@@ -11,7 +11,7 @@ from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.core.verdict import Verdict
 from outrider.drafters.base import Drafter
-from outrider.engine import drafting
+from outrider.engine import calls
 from outrider.engine.crew import Plan
 from outrider.engine.policy.gate import Pass
 
@@ -167,7 +167,7 @@ def test_what_a_drafter_reads_first_is_told_from_what_it_drafts(
     step = Step(Costly, patch=monkeypatch)
     drafter, request = step.by_name["costly"], step.add("costly", length=4)
     ticks = iter([0.0, 12.0, 20.0, 24.0])
-    monkeypatch.setattr(drafting, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(calls, "perf_counter", lambda: next(ticks))
     timing = step.policy.timings["costly"]
     for backlog in (600, 1):
         monkeypatch.setattr(drafter, "backlog", lambda request, rows=backlog: rows)

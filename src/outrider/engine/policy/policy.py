@@ -11,7 +11,6 @@ from outrider.core.request import Request
 from outrider.core.tree import TokenTree
 from outrider.drafters.shapes import Shape
 from outrider.engine.policy.acceptance import BETTER, OTHERS, Record, Track, learn, path_chances
-from outrider.engine.policy.acquaintance import Acquaintance
 from outrider.engine.policy.choice import MARGIN, Choice, choose_nodes, margin, mean_speed
 from outrider.engine.policy.concord import Concord
 from outrider.engine.policy.cost import Measured, PassCost, as_many
@@ -19,8 +18,8 @@ from outrider.engine.policy.gate import LOOKING, Doubt, Pass, Pause, reading_sec
 from outrider.engine.policy.interest import LOOKING_UP, Interest
 from outrider.engine.policy.moods import CPU, GPU
 from outrider.engine.policy.offer import ENOUGH, Offer, Outlook, Price, Size, best_offer
-from outrider.engine.policy.promise import Promise
 from outrider.engine.policy.proof import Proof
+from outrider.engine.policy.standing import Standing
 from outrider.engine.policy.timing import Timing, Waiting
 
 HOPED_GAIN = 0.5  # tokens per step that a lookup is thought to bring before it was ever asked
@@ -31,7 +30,6 @@ UNPROVEN = 24  # first guesses that were judged: from then on a drafter is known
 AT_FIRST = 8  # texts that it drafts for at once until then: it must read them first, maybe in vain,
 TRIAL = 0.5  # and so much of a pass's time may go into that, but for one text
 HOPELESS = 0.3  # of first guesses: who does no better is not thought to suit texts of another kind
-TRUSTED = 0.8  # of the share of guesses that was promised: who keeps less is judged like others
 EASY = 1.0  # tokens that lookups promise: where a text goes on easily, others guess better, too,
 EASIER = 2.0  # and the odds of their guesses are so many times as good
 SILENCE = 4.0  # wrong guesses that count as much: it is the drafter itself who thinks it would miss
@@ -50,16 +48,15 @@ class Policy:
         self.following: defaultdict[str, Timing] = defaultdict(Timing)  # drafts on the device
         self.waited = Waiting()
         self.proof = Proof()  # that drafts are faster
-        self._promised: dict[str, Sequence[float]] = {}  # what drafters have shown elsewhere
+        self.standing = Standing()
         self.reset()
 
     def reset(self) -> None:
         """Forget what requests have taught; what the machine has shown stays."""
         self.tracks: defaultdict[str, Track] = defaultdict(Track)
-        self._promises: dict[str, Promise] = {}  # that were not broken
-        for drafter, shares in self._promised.items():
-            self.promise(drafter, shares)
-        self._acquaintances: defaultdict[str, Acquaintance] = defaultdict(Acquaintance)
+        self.standing.reset()
+        for drafter, shares in self.standing.promised.items():
+            self.tracks[drafter] = Track.promised(shares)
         self._records: dict[Request, defaultdict[str, Record]] = {}
         self.concord = Concord()
         self._interests: dict[Request, dict[str, Interest]] = {}
@@ -75,21 +72,15 @@ class Policy:
         """By depth, how often its guesses held on text that it was not trained on, once one came so
         deep: it need not show first what it can."""
         if shares:
-            self._promised[drafter] = shares
-            self._promises[drafter] = Promise(shares)
+            self.standing.promise(drafter, shares)
             self.tracks[drafter] = Track.promised(shares)
 
     def settle(self) -> None:
         """At the end of a step. Who has promised what does not hold here is a stranger, who may
         show what it can like others; how much its confidence is worth was seen here."""
-        for drafter, promise in list(self._promises.items()):
-            promise.settle()
-            if promise.broken:
-                known = self.tracks[drafter]
-                self.tracks[drafter] = Track(nodes=known.nodes, others=known.others)
-                del self._promises[drafter]
-        for acquaintance in self._acquaintances.values():
-            acquaintance.settle()
+        for drafter in self.standing.settle():
+            known = self.tracks[drafter]
+            self.tracks[drafter] = Track(nodes=known.nodes, others=known.others)
 
     @cached_property
     def cost(self) -> PassCost:
@@ -155,16 +146,9 @@ class Policy:
     def learn(self, request: Request, drafter: str, tree: TokenTree, text: list[int]) -> None:
         """The target wrote `text` where `drafter` proposed `tree`, checked or not."""
         record = self._record(request, drafter)
-        if len(tree) and (drafter in self._acquaintances or drafter in self._promises):
-            self._learn_first(drafter, bool(tree.follow(text)), record.news)
+        if len(tree) and drafter in self.standing:
+            self.standing.learn(drafter, bool(tree.follow(text)), record.news)
         learn(tree, text, self.tracks[drafter], record)
-
-    def _learn_first(self, drafter: str, held: bool, news: float) -> None:
-        """Whether one of the first guesses for a text did."""
-        if drafter in self._acquaintances:
-            self._acquaintances[drafter].learn(held)
-        if drafter in self._promises:
-            self._promises[drafter].learn(held, news)
 
     def learn_silence(self, drafter: str, requests: list[Request]) -> None:
         """A drafter that costs time was asked, and found nothing worth proposing for these: no more
@@ -175,7 +159,7 @@ class Policy:
             record = self._record(request, drafter)
             weight = max(record.news, SILENCE / len(requests))
             self.tracks[drafter].suppose_level(1, wrong, weight)
-            self._learn_first(drafter, False, record.news)
+            self.standing.learn(drafter, False, record.news)
             record.seen += 1
 
     def release(self, request: Request) -> None:
@@ -333,16 +317,12 @@ class Policy:
 
     def _trusted(self, drafter: str) -> bool:
         """Whether it was promised how often its guesses hold, and they do about as often here."""
-        promise = self._promises.get(drafter)
-        return promise is not None and self.tracks[drafter].hope > TRUSTED * promise.shares[0]
+        return self.standing.trusted(drafter, self.tracks[drafter].hope)
 
     def may_guess(self, drafter: str) -> int | None:
-        """Nodes that are asked of a drafter that costs time, while it is a stranger. A report
-        introduces it; and where drafts are captured, each size of them would have to be."""
-        if self.ahead or self.always or drafter in self._promises:
-            return None
-        acquaintance = self._acquaintances[drafter]
-        return acquaintance.most if acquaintance.stranger else None
+        """Nodes that are asked of a drafter that costs time, while it is a stranger; where drafts
+        are captured, each size of them would have to be."""
+        return None if self.ahead or self.always else self.standing.may_guess(drafter)
 
     def ask(
         self,
